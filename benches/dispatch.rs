@@ -1,4 +1,4 @@
-//! What one turn of the dispatcher costs, in and out of order, by the number of peers.
+//! The cost of one turn of the dispatcher, in and out of order, by the number of peers.
 #![allow(missing_docs)] // criterion's macros make public items
 
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-//! What the ordered queue costs beside a channel: ns per item, in one thread and between two.
+//! The cost of the ordered queue beside a channel: ns per item, in one thread and between two.
 #![allow(missing_docs)] // criterion's macros make public items
 
 use std::hint::black_box;

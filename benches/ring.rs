@@ -62,7 +62,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // What the sender may wait for: one more item.
+        // The sender may wait for one more item.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });
@@ -78,7 +78,7 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     });
 }
 
-/// What both ends compute for a unit, without two processors that pass cache lines to each other.
+/// The work of both ends for a unit, without two processors that pass cache lines to each other.
 fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize) {
     let (link, bells) = open(LinkConfig::default());
     let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -213,7 +213,7 @@ fn latency(criterion: &mut Criterion) {
     });
 }
 
-/// What a child process does, until its parent kills it.
+/// Runs a child process until its parent kills it.
 fn child() {
     let role = role();
     let words: Vec<&str> = role.split(' ').collect();

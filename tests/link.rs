@@ -1,4 +1,4 @@
-//! What a link promises, on either backing, between threads and between processes.
+//! The promises of a link, on either backing, between threads and between processes.
 //!
 //! The backing is chosen once per process, so the portable half runs in a second run of this test binary, which
 //! `everything_holds_on_the_portable_backing` starts.

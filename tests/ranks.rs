@@ -1,4 +1,4 @@
-//! What hub and members promise, explored: every order of events of a small job, with a death at every step.
+//! The promises of hub and members, explored: every order of events of a small job, with a death at every step.
 
 mod explored {
     use std::collections::{HashSet, VecDeque};
@@ -12,7 +12,7 @@ mod explored {
     /// Operations that each rank would run, besides the opening.
     const OPERATIONS: u64 = 2;
 
-    /// What befalls the victim of a run, once, at any step.
+    /// The harm to the victim of a run, once, at any step.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum Harm {
         None,
@@ -129,7 +129,7 @@ mod explored {
             job
         }
 
-        /// What tells states apart. Instants are a few fixed ones.
+        /// The hash that tells states apart. Instants are a few fixed ones.
         fn key(&self, job: &Job) -> u64 {
             use std::hash::{DefaultHasher, Hash, Hasher};
             let mut hasher = DefaultHasher::new();
@@ -552,7 +552,7 @@ mod over_sockets {
         assert_eq!(end_of(&member, operation), Answer::Failed(left));
     }
 
-    /// What was taken of whoever talks at the door of a hub, in bytes, before the hub hung up.
+    /// The number of bytes that a hub takes from a stranger before it hangs up.
     fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
         stranger.set_nonblocking(true).unwrap();
         let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);

@@ -1,7 +1,7 @@
 //! Random writes into the shared memory of links in use: exact data or an error, never silence, never a hang.
 //!
-//! What is written over is all that the protocol relies on: the header's page, the data ring and the return ring. The
-//! bytes of blocks are the user's and carry no check.
+//! The writes hit all that the protocol relies on: the header's page, the data ring and the return ring. The bytes of
+//! blocks are the user's and carry no check.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 

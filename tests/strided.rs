@@ -88,7 +88,7 @@ impl Array {
         Strided::new(self.size, axes.iter().map(|&axis| (self.shape[axis], self.strides[axis]))).unwrap()
     }
 
-    /// What the copy makes of them, where memory ends right behind, or begins right before, source and copy.
+    /// The copy of them, with memory that ends right behind, or begins right before, source and copy.
     fn copied(&self, axes: &[usize], at_end: bool) -> Vec<u8> {
         let plan = self.plan(axes);
         let from = Guarded::new(&self.memory, at_end);

@@ -18,7 +18,7 @@ from pipe_groups import GROUPS
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: The public modules and their titles. What they list in `__all__` is in the reference, and nothing else.
+#: The public modules and their titles. The names in their `__all__` are in the reference, and no others.
 MODULES = {
     "torchdata": "The package",
     "torchdata.dataloader2": "DataLoader2",
@@ -41,13 +41,13 @@ if importlib.util.find_spec("torch"):  # which the import of this one needs
     MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
     MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
 
-#: What aliases of types mean, which cannot have docstrings.
+#: The meanings of type aliases, which cannot have docstrings.
 _ALIASES = {
     "DataPipe": "A pipe of either kind: ``IterDataPipe`` or ``MapDataPipe``.",
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: What stands on the first page of pipes, as it is in no group.
+#: Names on the first page of pipes, as they are in no group.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 

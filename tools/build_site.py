@@ -1,7 +1,7 @@
 """Builds the documentation as a site: `make docs` puts it into `target/site/`.
 
 Role: copies `docs/` to a folder of its own, adds the pages that are made of the package (pictures of the pipes, API
-reference) and the documents at the root of the repository, and runs Sphinx. Whatever Sphinx warns of is an error.
+reference) and the documents at the root of the repository, and runs Sphinx. A warning of Sphinx is an error.
 
     build_site.py FOLDER
 """

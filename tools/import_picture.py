@@ -19,8 +19,8 @@ __all__ = ["EXEMPT", "LAYERS", "circles", "folder_of", "folders", "picture", "up
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
 
-#: The folders and lone modules of the package, from the highest layer to the lowest. What stands in one line knows
-#: nothing of its neighbours.
+#: The folders and lone modules of the package, from the highest layer to the lowest. Names in one line do not import
+#: each other.
 LAYERS = (
     "demo metrics __main__",
     "nodes stateful_dataloader",

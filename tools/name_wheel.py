@@ -39,7 +39,7 @@ def version() -> str:
 
 
 def metadata() -> str:
-    """What the distribution says of itself."""
+    """The metadata of the distribution."""
     return f"""Metadata-Version: 2.1
 Name: torchdata
 Version: {version()}

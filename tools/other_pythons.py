@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What the tests of the loader and their `conftest.py` import, besides what the wheel requires.
+#: The packages that the loader's tests and their `conftest.py` import, besides those that the wheel requires.
 NEEDED = ["hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3"]
 
 

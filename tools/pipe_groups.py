@@ -113,7 +113,7 @@ def _coroutine(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return call
 
 
-#: What the expressions may name besides the pipes.
+#: The names in the expressions besides the pipes.
 NAMES: dict[str, Any] = {
     "upper": str.upper,
     "fetch": _coroutine(str.upper),

@@ -1,8 +1,8 @@
 """Draws what a pipe does, as SVG: items in, items out.
 
-Role: evaluates the samples of `pipe_groups.py` in a folder of files made for them, and draws each. What comes out has
-the colour of the item that it was made of. Fills are translucent and text has the colour of the page, so a picture can
-be read on light and on dark ground.
+Role: evaluates the samples of `pipe_groups.py` in a folder of files made for them, and draws each. An output has the
+colour of the item that it was made of. Fills are translucent and text has the colour of the page, so a picture can be
+read on light and on dark ground.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
 
 
 def labels(item: Any) -> list[str]:
-    """What stands in an item, without the streams."""
+    """The labels of an item, without the streams."""
     if isinstance(item, dict):
         return [label for value in item.values() for label in labels(value)]
     if isinstance(item, (list, tuple)):

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "python" / "torchdata" / "THIRD-PARTY-NOTICES.txt"
 
-#: What a file is called that has a licence.
+#: The names of files with a licence.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
 #: Systems for which wheels are made: what is compiled for others alone is in none.
 _TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-apple-darwin", "aarch64-apple-darwin")

@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: What a user would do first. Under spawn, which finds modules only where the package was installed.
+#: The first program of a user. Under spawn, which finds modules only if the package was installed.
 PROGRAM = """
 import sysconfig
 import numpy
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: What programs do to find out whether there is a StatefulDataLoader. Where the package warned, this would fail.
+#: A program that finds out whether there is a StatefulDataLoader. If the package warned, it would fail.
 ASKING = """
 from importlib import metadata
 import torchdata

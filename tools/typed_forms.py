@@ -38,7 +38,7 @@ users register are not known here: see `functional_datapipe`.
 #: The variable of the items of the pipe whose method is called.
 ITEM = "T_co"
 
-#: Methods of single pipes that users call on what a form returned. Those that loaders call are not among them.
+#: Methods of single pipes that users call on what a form returned. Methods that loaders call are not among them.
 CALLED_BY_USERS = {
     "add_handler",
     "invalidate_cache",
@@ -48,7 +48,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: What forms return whose class stands above the pipes, which know it by its name alone.
+#: The results of forms whose class stands above the pipes, which know it by its name alone.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -117,7 +117,7 @@ class Form:
         self.stub, self.maker, self.function = stub, maker, function
         self.overloaded = function in typing.get_overloads(function)
         parameters = [*inspect.signature(function).parameters.values()]
-        #: What an overload says that its `self` is, which settles the variables of the class.
+        #: The annotation of `self` in an overload, which settles the variables of the class.
         self.made = ""
         if isinstance(maker, type):
             this = parameters.pop(0)  # self or cls
@@ -129,9 +129,8 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """What stands for each type variable of the module: the items', where the source is one of it, or Any.
-
-        Those that overloads are about stay what they are.
+        """The replacement for each type variable of the module: the variable of the items if the source is generic in
+        it, else Any. Type variables of overloads stay what they are.
         """
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
@@ -326,7 +325,7 @@ def _shown(default: Any) -> str:
 
 
 def written() -> str:
-    """What the stub should hold."""
+    """The text that the stub should hold."""
     importlib.import_module("torchdata.datapipes.iter")  # these fill the registries
     importlib.import_module("torchdata.datapipes.map")
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe

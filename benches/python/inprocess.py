@@ -1,4 +1,4 @@
-"""What pipes cost within one process: nanoseconds per item against the same work by plain Python generators.
+"""The cost of pipes within one process: nanoseconds per item against the same work by plain Python generators.
 
 Each pipeline and its rival are run in turn, several times, over the same ints; the medians and their ratio
 (below 1: the pipes are faster) are printed. The plain batches are lists, those of the pipes `DataChunk`s. As a pipeline

@@ -58,7 +58,7 @@ def trace(path: str | PathLike[str] | None = None, *, events: int = 1_000_000, r
     of the main process are ranges of `torch.profiler`, and of NVTX where CUDA is in use.
 
     Args:
-        path: the file, written at the end: JSON, compressed where the name ends in `.gz`. Open it at
+        path: the file, written at the end: JSON, compressed if the name ends in `.gz`. Open it at
             https://ui.perfetto.dev or in chrome://tracing. None writes none, for the ranges alone.
         events: the most events of each process. They take 64 bytes each, in shared memory. Later ones are left out,
             and a RuntimeWarning says so.

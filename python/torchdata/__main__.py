@@ -1,6 +1,6 @@
 """`python -m torchdata`: looks at running loaders from outside.
 
-Role: the command line. What it does stands in `_stats`.
+Role: the command line. The commands themselves are in `_observe/outside`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = ["call_when_imported", "import_whole", "loaded"]
 
-#: What is called with a module, by the module's full name.
+#: The functions that are called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
 
 
@@ -32,7 +32,7 @@ class _WaitingFinder:
     """Finds awaited modules through the finders behind it, and nothing else."""
 
     def __init__(self) -> None:
-        #: What is to be called, by who asked for it and by the name of the module.
+        #: The functions to be called, by the caller that asked for it and by the name of the module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def awaits(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class _WaitingLoader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # What an import makes lives on: looking for cycles in it takes a tenth of the time that torch needs, in vain.
+        # Objects that an import makes live on: looking for cycles in them takes a tenth of torch's import, in vain.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -110,8 +110,8 @@ def call_when_imported(who: str, calls: Calls) -> None:
     """Calls functions with modules right after these were imported, each once.
 
     Args:
-        who: names the caller. What is given takes the place of what was given by the same one before; an empty
-            mapping ends its waiting.
+        who: names the caller. The calls replace those that the same caller gave before; an empty mapping ends its
+            waiting.
         calls: the functions, by the full names of modules that are not loaded.
     """
     _finder.calls[who] = dict(calls)

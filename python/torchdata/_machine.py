@@ -1,6 +1,6 @@
-"""What a loader may use of the machine: processors and memory, as the kernel and its control groups have it.
+"""The processors and the memory that a loader may use, as the kernel and its control groups have it.
 
-Role: looks at `/proc` and `/sys/fs/cgroup`. Runs in main. Where the system does not tell, nothing is limited.
+Role: looks at `/proc` and `/sys/fs/cgroup`. Runs in main. If the system does not tell, nothing is limited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cores() -> int:
 
 
 def memory_left() -> int | None:
-    """Bytes of memory that new processes may take; None where that is not known."""
+    """Bytes of memory that new processes may take; None if that is not known."""
     found = []
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -46,7 +46,7 @@ def memory_left() -> int | None:
 
 
 def private_memory(pid: int) -> int | None:
-    """Bytes of memory that a process has for itself alone; None where that is not known."""
+    """Bytes of memory that a process has for itself alone; None if that is not known."""
     private = [
         int(line.split()[1]) << 10
         for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()

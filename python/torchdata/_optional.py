@@ -1,4 +1,4 @@
-"""Libraries that only some pipes need: imported where they are used, and named with their extra where they lack.
+"""Libraries that only some pipes need: imported where they are used, and named with their extra if they lack.
 
 Role: `optional_import` is the one way by which the package reaches for an optional library. Runs in whichever process
 builds or iterates the pipe; owns nothing.
@@ -62,7 +62,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 
 
 def require(module: str, *, extra: str, needed_by: str) -> None:
-    """Raises what `optional_import` would where the library is not installed, without importing it.
+    """Raises what `optional_import` would if the library is not installed, without importing it.
 
     For constructors: a pipe is often built in one process and iterated in others, which alone need the library.
     """

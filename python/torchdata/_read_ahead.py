@@ -40,7 +40,7 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts a thread; returns whether it runs. Fewer than wanted will do where the system has no more to give.
+        """Starts a thread; returns whether it runs. Fewer than wanted will do if the system has no more to give.
 
         Args:
             serve: what it calls.
@@ -87,7 +87,7 @@ class ReadAhead:
 
 
 def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """What each thread runs."""
+    """Runs `serve` in a thread, and ends a process that the user's function has forked in it."""
     try:
         serve(*args)
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_error", "redacted", "shown"]
 
-#: What stands for a secret; inside a URL, which takes no such letter, three asterisks do.
+#: The replacement for a secret; inside a URL, which takes no such letter, it is three asterisks.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words of a name behind which nothing but a secret stands.
@@ -34,7 +34,7 @@ _SOFT = frozenset(
 )
 #: Parts of words that are written as one.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
-#: Whose keys are secrets: `key` alone is a function, or a name.
+#: Words that make a following `key` a secret: `key` alone is a function, or a name.
 _KEYS = frozenset(
     ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
     + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
@@ -59,7 +59,7 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters, a terminal's and Unicode's: what changes the direction of texts, or ends a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: By what errors of libraries are known, which put URLs into their messages. Errors of users are theirs.
+#: Libraries that put URLs into the messages of their errors. Errors of users are left as they are.
 _LIBRARIES = frozenset(
     [
         "adlfs",

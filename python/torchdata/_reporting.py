@@ -81,7 +81,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Gives exceptions notes whose class computes missing attributes: Python cannot print one where that fails."""
+    """Gives exceptions notes whose class computes missing attributes: Python cannot print one if that fails."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])

@@ -11,8 +11,9 @@ __all__ = ["Stateful"]
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    Where a dataset, an iterator, a sampler or a collate function has them, it is saved and restored by them instead of
-    being read anew. What `state_dict` returns must not change when the iteration goes on: return copies of what does.
+    If a dataset, an iterator, a sampler or a collate function has them, it is saved and restored by them instead of
+    being read anew. The value of `state_dict` must not change when the iteration goes on: return copies of values that
+    do.
     """
 
     def state_dict(self) -> dict[str, Any]:

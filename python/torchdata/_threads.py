@@ -1,8 +1,8 @@
-"""Threads of this package: started with words for where the system has none to give, and ended with the interpreter.
+"""Threads of this package: starts them, with an error in words if the system has none to give, and ends them at exit.
 
-Role: a daemon thread that is still in foreign code at that time could take the process down with it. Whoever starts
-threads notes here what ends them; at exit all are told to end, and waited for together. Runs in the main thread. A
-forked child has none of its parent's threads and forgets them.
+Role: a daemon thread that is still in foreign code at that time could take the process down with it. Code that starts
+threads notes here the `Work` that ends them; at exit all are told to end, and waited for together. Runs in the main
+thread. A forked child has none of its parent's threads and forgets them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def start(thread: threading.Thread) -> None:
 
 
 class Work(Protocol):
-    """What threads work on."""
+    """The work of threads."""
 
     def close(self) -> Any:
         """Lets the threads end after the item that they are at, without waiting. May be called twice."""

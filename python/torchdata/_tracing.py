@@ -1,4 +1,4 @@
-"""What is traced in this process: the one place where pipes and processes ask.
+"""The trace of this process, if there is one: the one place where pipes and processes ask for it.
 
 Role: at the bottom, so that pipes can ask without knowing who answers. Runs in every process; a forked child begins
 without a trace, until its first epoch says otherwise.

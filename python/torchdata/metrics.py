@@ -94,7 +94,7 @@ def log(
         level: the level.
 
     Returns:
-        What writes them, a context manager: it ends with `close()`.
+        The writer of these lines, a context manager: it ends with `close()`.
     """
     return PeriodicLog(loader, every, logger, level)
 

@@ -1,4 +1,4 @@
-//! What the tests of the engine share: a watchdog, and for those that need a link: items, ends that block, children.
+//! The common parts of the engine's tests: a watchdog, and for tests with a link: items, ends that block, children.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 

@@ -21,7 +21,7 @@ pub const PRODUCER: usize = 1;
 /// A small link, so that its limits are met often.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
-/// What is sent: some bytes inline and some large buffers.
+/// An item to send: some bytes inline and some large buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub inline: Vec<u8>,

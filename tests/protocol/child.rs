@@ -40,7 +40,7 @@ impl Setting {
             Doing::InGraph => after.run_graph(self, index),
         };
         if let Some(name) = done {
-            // What touches nothing that others see may as well happen at once.
+            // Steps that touch nothing that others see may as well happen at once.
             while after.is_by_itself(self, index) && after.run_graph(self, index).is_some() {}
             push(name, after);
         }

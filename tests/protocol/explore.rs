@@ -7,11 +7,11 @@ use std::hash::{Hash, Hasher};
 /// The state after a step, or what the step breaks.
 pub type After<State> = Result<State, String>;
 
-/// What can happen next, and what must not.
+/// The steps that can happen next, and the states that must not be.
 pub trait Model {
     /// All that matters for what can happen next.
     type State: Clone + Hash + Debug;
-    /// What happens in a step.
+    /// One step.
     type Step: Copy + Debug;
 
     /// The state in which everything begins.
@@ -22,7 +22,7 @@ pub trait Model {
     fn is_over(&self, state: &Self::State) -> bool;
 }
 
-/// What was visited.
+/// The numbers of states, steps and ends that were visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     pub states: usize,
@@ -155,7 +155,7 @@ fn without_end(states: usize, edges: &mut [(u32, u32)], ends: &[u32]) -> Option<
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// What went wrong, and the way there: the exploration once more up to that state, as only numbers were kept.
+/// The fault and the way there: the exploration once more up to that state, as only numbers were kept.
 fn told<M: Model>(model: &M, before: &[u32], state: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![state];
     while way[way.len() - 1] != 0 {

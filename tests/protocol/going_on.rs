@@ -29,13 +29,13 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// What the books say of `back` deliveries ago.
+    /// The place `back` deliveries ago, by the books.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// What the books say of where so much of each worker's has come.
+    /// The place at these accounts of the workers, by the books.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let places = books.places_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
@@ -206,7 +206,7 @@ impl Setting {
         given
     }
 
-    /// What a worker's graph makes from a snapshot on.
+    /// The items that a worker's graph makes from a snapshot on.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));

@@ -50,7 +50,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// What may happen, one kind at a time: each at every moment at which it can.
+/// The events, one kind at a time: each at every moment at which it can happen.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -136,7 +136,7 @@ fn three_workers_and_the_dispatching_process_with_more_items() {
 
 // ---- the checker finds what was wrong -----------------------------------------------------------------------------
 
-/// What exploring finds with one rule as it was.
+/// The fault that exploring finds with one rule as it was.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
     assert!(explore(&setting).is_ok(), "with the present rules there is nothing to find");

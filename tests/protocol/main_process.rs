@@ -6,7 +6,7 @@ use super::memory::Kind;
 use super::saving::{Ordered, digest};
 use super::world::{Act, After, CONTROL, Child, Doing, Ended, Main, Rules, Setting, Thread, World};
 
-/// What asking for an item came to.
+/// The result of asking for an item.
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
@@ -107,7 +107,7 @@ impl Setting {
                 }
             }
             Main::Stopping(count) if count == self.children() => {
-                // Those that do not obey in time are ended.
+                // Children that do not obey in time are ended.
                 for child in 0..self.children() {
                     after.children[child].doing = Doing::Gone;
                 }
@@ -146,7 +146,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, steps: &mut Vec<(Act, After)>) {
-        // What the user may do instead of asking for the next item.
+        // The user may do these instead of asking for the next item.
         let mut push = |name, after: World| steps.push((Act::Main(name), Ok(after)));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -335,7 +335,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// What main does while it waits for answers.
+    /// One step of main while it waits for answers.
     pub fn relieve(&mut self, setting: &Setting) -> Option<Result<(), String>> {
         let arrived = self.arrived(setting.rules);
         let number = self.number;

@@ -10,7 +10,7 @@ use torchdata_core::protocol::{
 use super::saving::Graph;
 use super::world::Rules;
 
-/// What a unit says.
+/// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The epoch in which it was made, and which item it is.
@@ -149,7 +149,7 @@ impl Pump {
     }
 }
 
-/// What a reader allows: by its word, or by the old rule, by a count that belonged to no epoch.
+/// The permit of a reader: by its word, or by the old rule, by a count that belonged to no epoch.
 pub fn permit(rules: Rules, sending: &mut Sending, link: &Link) -> Permit {
     if rules.streams {
         return sending.permit(link.grant).expect("nothing is damaged here");

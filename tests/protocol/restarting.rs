@@ -1,8 +1,8 @@
 //! Replacing dead children inside an epoch.
 //!
 //! Without dispatching the dead worker alone is replaced, over a new link. With dispatching all children are, together:
-//! nobody else knows what was on its way to the dead one. What main has received is drained first, and made again by
-//! count.
+//! nobody else knows what was on its way to the dead one. Items that main has received are drained first, and made
+//! again by count.
 
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// What was received of a worker, delivered or not.
+    /// The account of items received of a worker, delivered or not.
     fn received(&self, setting: &Setting, worker: usize) -> Account {
         let mut account = self.books.taken(worker);
         if setting.rules.receiving {

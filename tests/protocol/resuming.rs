@@ -23,7 +23,7 @@ fn holds(what: &str, setting: &Setting) {
     }
 }
 
-/// What may happen to a worker without a dispatching process.
+/// The events for workers without a dispatching process.
 fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
     let all = Setting { resumes, ..saving.clone() };
     vec![
@@ -128,14 +128,14 @@ fn larger_loaders_go_on_and_are_replaced() {
 
 // ---- the checker finds what was wrong, and what would be ----------------------------------------------------------
 
-/// What exploring finds with one rule as it was, or as it might have been.
+/// The fault that exploring finds with one rule as it was, or as it might have been.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
     let present = explore(&setting).map(|explored| println!("{expected}: {explored}"));
     assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // What was checked by other rules is to be checked again.
+    // Places checked by other rules must be checked again.
     let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
     assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
 }

@@ -1,5 +1,5 @@
-//! What a child does about snapshots: it puts its own aside between two items, passes on those of the dispatching
-//! process, and begins from one.
+//! The snapshots of a child: it puts its own aside between two items, passes on those of the dispatching process, and
+//! begins from one.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::child::outgoing;
 use super::memory::{Kind, Pump, Unit};
 use super::world::{Child, Doing, Setting, World};
 
-/// What a snapshot holds of a child's graph.
+/// The content of a snapshot of a child's graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Graph {
     /// The epoch whose items it makes.
@@ -20,7 +20,7 @@ pub struct Graph {
     pub exhausted: bool,
 }
 
-/// What tells one item from another.
+/// The digest that tells one item from another.
 pub fn digest((epoch, item): (u32, u8)) -> u64 {
     u64::from(epoch) << 8 | u64::from(item) | 1 << 40
 }
@@ -33,7 +33,7 @@ pub struct Resumption {
     /// behind these, where that is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// What a worker had read of its share.
+    /// The part of its share that a worker had read.
     pub share: Account,
 }
 

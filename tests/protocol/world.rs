@@ -1,7 +1,7 @@
 //! A loader in small: main, workers and, with dispatching, the dispatching process, over rings of a few units.
 //!
-//! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes.
-//! `Rules` turns back single ones of their decisions, to what they were before defects were mended.
+//! The machines of `torchdata_core::protocol` decide; here are only memory and processes. `Rules` turns back single
+//! ones of their decisions, to what they were before defects were mended.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -15,16 +15,16 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::Shared;
 
-/// What the protocol does; all true in the present one.
+/// The rules of the protocol; all true in the present one.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// A reader leaves units of later streams where they are, and a grant is for one epoch.
     pub streams: bool,
     /// Main takes in what others have while the worker whose turn it is starves.
     pub take_in: bool,
-    /// What a dead process has sent is delivered, and then its death is an error.
+    /// Units that a dead process has sent are delivered, and then its death is an error.
     pub deaths: bool,
-    /// Who reads for an epoch that was left takes nothing.
+    /// A reader for an epoch that was left takes nothing.
     pub late_readers: bool,
     /// A call leaves the epoch running.
     pub calls: bool,
@@ -40,7 +40,7 @@ pub struct Rules {
     pub rewinding: bool,
     /// A place takes a snapshot of the dispatching process that no worker's reading is before.
     pub joining: bool,
-    /// What a replaced worker makes again includes what main has received and not delivered yet.
+    /// A worker's successor also makes the items again that main has received and not delivered yet.
     pub receiving: bool,
     /// With dispatching all children are replaced together.
     pub together: bool,
@@ -106,11 +106,11 @@ pub struct Setting {
     /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that
     /// process.
     pub fails_at: Option<u8>,
-    /// What was checked of main's places.
+    /// The places of main that were checked.
     pub checked: RefCell<HashSet<u128>>,
 }
 
-/// What a child is doing.
+/// The activity of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Doing {
     /// Waiting for a command.
@@ -134,17 +134,17 @@ pub struct Child {
     pub acknowledged: u8,
     pub applied: u8,
     pub pump: Pump,
-    /// Whose share the item is that the graph makes, and whether it goes nowhere.
+    /// The worker whose share the graph's item is, and whether it goes nowhere.
     pub target: usize,
     pub skips: bool,
-    /// Of a worker: its end of the link from the dispatching process.
+    /// A worker's end of the link from the dispatching process.
     pub share: ReadEnd,
     /// Whether it has looked into its share, and asked for nothing of it yet.
     pub looked: bool,
     /// Items of the source that it has read in this pass, and passes that it has begun.
     pub read: u8,
     pub pass: u32,
-    /// What it has made of an item of the source and not sent yet: which one, how many.
+    /// The items that it has made of one of the source and not sent yet: which one, how many.
     pub made: (u8, u8),
     /// Whether the source has ended for it.
     pub exhausted: bool,
@@ -155,7 +155,7 @@ pub struct Child {
     pub may_save: bool,
     /// The link that gets the next snapshot.
     pub next_link: usize,
-    /// What it has read of its share in this pass, and had read where it goes on.
+    /// The part of its share that it has read in this pass, and had read at the place from which it goes on.
     pub share_account: Account,
     pub share_start: Account,
     /// The dispatching process's snapshot that waits to be passed on.
@@ -198,7 +198,7 @@ impl Child {
     }
 }
 
-/// What main is doing.
+/// The activity of main.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
     /// About to begin an epoch: its collector has begun, and so many children are to be told.
@@ -263,7 +263,7 @@ pub struct World {
     pub replacing: Replacing,
     /// By child, a bit each: told to begin the epoch when it took a place.
     pub told: u8,
-    /// What a child did that it must not.
+    /// An act of a child that breaks a rule.
     pub broken: Option<&'static str>,
     pub children: Shared<Child>,
     /// Links of the workers to main, and of the dispatching process to the workers.
@@ -274,7 +274,7 @@ pub struct World {
 /// The world after a step, or what the step breaks.
 pub type After = explore::After<World>;
 
-/// Who does something, and what.
+/// An act, and the process that does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Main(&'static str),
@@ -300,7 +300,7 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// What a worker makes of the items of its share, in order: (item of the source, place among what was made of it).
+    /// The items that a worker makes of its share, in order, as numbers of the source's items.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
         let source = 0..self.outputs.len() as u8;
         let share: Vec<u8> = source.filter(|&item| item as usize % self.workers == worker).collect();
@@ -314,7 +314,7 @@ impl Setting {
         self.header.filter(|_| worker < self.leavers.min(self.workers))
     }
 
-    /// What an epoch delivers in strict order.
+    /// The items that an epoch delivers in strict order.
     pub fn expected(&self) -> Vec<u8> {
         let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(|worker| self.made_by(worker).into()).collect();
         let mut expected = Vec::new();

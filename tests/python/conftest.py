@@ -114,7 +114,7 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the documentation as `make docs` builds it. Whatever Sphinx warns of fails it."""
+    """The folder of the documentation as `make docs` builds it. A warning of Sphinx fails it."""
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()

@@ -1,4 +1,4 @@
-"""What a run needs on the disk: a virtual environment for torch and upstream, JPEG files, files of records."""
+"""The files that a run needs: a virtual environment for torch and upstream, JPEG files, files of records."""
 
 from __future__ import annotations
 

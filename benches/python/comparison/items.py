@@ -1,4 +1,4 @@
-"""What the workloads move: made in the worker, by the same functions for every contender.
+"""The items of the workloads: made in the worker, by the same functions for every contender.
 
 Imported in each child and its workers; NumPy and Pillow are loaded by the first item that needs them, so that a
 worker that moves ints starts without them.
@@ -95,7 +95,7 @@ def shared_text(n: int) -> list[str]:
 
 @dataclass
 class Label:
-    """What a detector finds in an image, say."""
+    """An object in an image, as a detector finds it."""
 
     name: str
     score: float

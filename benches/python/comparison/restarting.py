@@ -25,7 +25,7 @@ BEFORE = 200
 def gap(iterator: Any, pid: int, workers: int) -> float:
     """Seconds from the death of a worker to the end of the longest wait for an item after it.
 
-    What it had sent is delivered before; so all items that may have been on their way are waited for.
+    Items that it had sent are delivered before; so all items that may have been on their way are waited for.
     """
     os.kill(pid, signal.SIGKILL)
     longest = 0.0

@@ -1,4 +1,4 @@
-"""What states cost: the running job, taking one, its size, and going on from it.
+"""The cost of states: the running job, taking one, its size, and going on from it.
 
 Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB,
 and dispatched items. Loaders of torch's kind (upstream 0.11 in an environment of its own) read numbers by index, or a

@@ -1,4 +1,4 @@
-"""What is compared, by whom, and which goals stand: the table that the harness walks through."""
+"""The workloads, the contenders and the goals: the table that the harness walks through."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOICE_S = 5.0
 
 @dataclass(frozen=True)
 class Contender:
-    """Who runs: a contender of `child` with its options; `kind` and `item` where they are not the workload's.
+    """A contender of `child` with its options; `kind` and `item` if they are not the workload's.
 
     The option `main` names the module that is run in place of `child`.
     """
@@ -30,7 +30,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Goal:
-    """What this project's figure, divided by the rival's, has to be."""
+    """The bound of this project's figure, divided by the rival's."""
 
     text: str
     rival: str

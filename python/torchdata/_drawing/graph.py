@@ -1,4 +1,4 @@
-"""What a picture shows: nodes in groups, what flows between them, and how hot each is."""
+"""The content of a picture: nodes in groups, the flows between them, and how hot each is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Node:
     Attributes:
         title: its name.
         lines: what is said of it.
-        heat: its own time as a share of its process's time, 0 to 1; None where that is not known.
+        heat: its own time as a share of its process's time, 0 to 1; None if that is not known.
         kind: "source", "end", "waits", or nothing of the kind.
         key: which it is in its picture.
     """

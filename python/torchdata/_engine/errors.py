@@ -1,4 +1,4 @@
-"""What the engine raises by a type of its own; `torchdata.dataloader2.error` hands it on."""
+"""The engine's own exception; `torchdata.dataloader2.error` hands it on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WorkerExitedError(RuntimeError):
             it is not known.
         stage: what the process was doing.
         item: the number of the item that the worker was to send next, from 0 in its epoch; for the dispatching process
-            that of the item that main was to receive next. None where no other process is put in its place.
+            that of the item that main was to receive next. None if no other process is put in its place.
     """
 
     def __init__(

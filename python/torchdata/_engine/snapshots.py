@@ -45,7 +45,7 @@ __all__ = [
 #: One process's snapshot that took c seconds to make is followed by the next one after max(SECONDS, FACTOR * c). It
 #: costs others about as much again, who copy it and have cold caches behind it: all in all less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
-#: Of so many processes at most the pauses add up: where items take less time than a snapshot, who takes them in order
+#: Of so many processes at most the pauses add up: if items take less time than a snapshot, who takes them in order
 #: waits for each process that makes one. With more of them, what the others have ready covers the wait.
 ADDING_UP = 4
 
@@ -96,10 +96,10 @@ class Resumption:
     Args:
         content: the snapshot, sealed; None for the epoch's beginning.
         starts: for each of its links what went out before the snapshot, how many items of those behind it are not to be
-            sent again, and the checksum behind these; None where that is not compared.
-        turn: the link whose the first item is.
+            sent again, and the checksum behind these; None if that is not compared.
+        turn: the link that sends the first item.
         passed: passes of the dispatched items that a worker had read whole.
-        share: what it had read of the pass after those.
+        share: the part of the pass after those that it had read.
         calls: functions that were applied to the graph in this epoch, in their order.
     """
 
@@ -117,7 +117,7 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Plain data as bytes whose damage is noticed, written once: where states are large, each copy would be felt."""
+    """Plain data as bytes whose damage is noticed, written once: if states are large, each copy would be felt."""
     sealed = io.BytesIO()
     sealed.write(bytes(_HEADER.size))
     pickle.Pickler(sealed, protocol=5).dump(snapshot)
@@ -127,7 +127,7 @@ def seal(snapshot: Any) -> bytes:
 
 
 def unseal(sealed: Any, what: str) -> Any:
-    """What was sealed.
+    """Returns the object that `seal` was given.
 
     Args:
         sealed: the bytes.
@@ -144,19 +144,19 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """What stands in the place of a snapshot that could not be made: why."""
+    """The content that takes the place of a snapshot that could not be made: the reason."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """Why there is no snapshot, of what stands in its place; None of a snapshot."""
+    """The reason why there is no snapshot, read from the content in its place; None if the content is a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")
 
 
 def check_seal(sealed: Any, what: str) -> None:
-    """Raises ValueError where what was sealed is damaged, or of another version."""
+    """Raises ValueError if what was sealed is damaged, or of another version."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         raise ValueError(f"{what} is damaged: it is no snapshot")
     magic, version, length, checksum = _HEADER.unpack_from(sealed)

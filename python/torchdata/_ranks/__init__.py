@@ -1,8 +1,8 @@
-"""What the ranks of a job tell each other: one seed for all, and whether each still has an item.
+"""The messages between the ranks of a job: one seed for all, and whether each still has an item.
 
 Role: `open_group` makes the group of processes that `DistributedReadingService` and `FullSync` talk through, on
 `torch.distributed` or on MPI. Every rank opens its groups in the same order, in its main process. A group belongs to
-whoever opened it. Nothing is imported here before a group is opened.
+the object that opened it. Nothing is imported here before a group is opened.
 """
 
 from __future__ import annotations

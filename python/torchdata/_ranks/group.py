@@ -1,4 +1,4 @@
-"""What a group of ranks is, and what can go wrong between ranks."""
+"""The protocol of a group of ranks, and the errors between ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RankGroup(Protocol):
         """Whether an operation has failed, after which the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Lets others know, where that is possible, that this rank lives, before its first operation."""
+        """Lets others know, if that is possible, that this rank lives, before its first operation."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -1,7 +1,7 @@
 """How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
 
 Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
-thread of its own: where the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+thread of its own: if the process that holds it was stopped, its operations have no end. Such a thread stays behind,
 asleep in torch, until the program ends.
 """
 
@@ -110,7 +110,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """What rank 0 offers, or the ranks that have not begun when the time is up."""
+        """The offer of rank 0, or the ranks that have not begun when the time is up."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -123,7 +123,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """What the store says, within the time that is left and a little more."""
+        """The answer of the store, within the time that is left and a little more."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -150,14 +150,14 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Who holds the store, as far as a rank that cannot ask it may know."""
+    """The holder of the store in words, as far as a rank that cannot ask it may know."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
 
 
 def _host_of(dist: Any) -> str | None:
-    """The name of the machine on which the store is, where it is one on a network."""
+    """The name of the machine on which the store is, if it is one on a network."""
     from torch.distributed import distributed_c10d
 
     store = distributed_c10d._get_default_store()
@@ -168,14 +168,14 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _machine() -> str:
-    """What tells machines apart, and containers that have a network of their own."""
+    """A name that tells machines apart, and containers that have a network of their own."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """A socket that is bound to one address where that is known to do, and what others are to know of it."""
+    """A socket that is bound to one address if that is known to do, and what others are to know of it."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -191,11 +191,11 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """A socket at the one address that all ranks can reach; None where nobody knows which one that is."""
+    """A socket at the one address that all ranks can reach; None if nobody knows which one that is."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # Of a name that leads to loopback here nobody knows where it leads from other machines.
+    # A name that leads to loopback here may lead elsewhere from other machines.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = _address_towards(store_host)

@@ -2,7 +2,7 @@
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
 every rank to rank 0, served by a native thread while the group is in use, so that its messages never mix with those of
-the training, and whoever fails, be it rank 0, is noticed by those who are left. `torchdata_core::ranks` says how.
+the training, and the ranks that are left notice each one that fails, rank 0 included. `torchdata_core::ranks` says how.
 
 Neither process groups of torch nor the store are used for this: both wait for ranks that are gone for as long as the
 job's time-outs say, in the destructors that the interpreter runs as it ends, too.
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 #: More than any other value of 64 bits, for the least of all to be another rank's.
 _LARGEST = 2**63 - 1
 
-#: What ranks did, by the word for it of the meeting.
+#: The fault of ranks in words, by the meeting's word for it.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not come along",
@@ -139,7 +139,7 @@ class TorchGroup(UncopyableGroup):
         raise self._failure(*blame)
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
-        """What went wrong, with the names of the ranks at fault."""
+        """The exception to raise, with the names of the ranks at fault."""
         me = f"{self._whose} on rank {self.rank}"
         if by != self.rank:
             me += f": rank {by} of {self.world_size} gave up before"

@@ -25,7 +25,7 @@ class GivenUp(Exception):
 def wait_until(
     done: Callable[[], bool], timeout: float, when_long: Callable[[], None], given_up: Callable[[], bool]
 ) -> bool:
-    """Whether `done` within `timeout` seconds; `when_long` is called once where it takes long, or too long.
+    """Whether `done` within `timeout` seconds; `when_long` is called once if it takes long, or too long.
 
     Raises:
         GivenUp: `given_up` says so.

@@ -12,7 +12,7 @@ from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
 __all__ = ["adapter_list", "refuse_arguments", "require_service", "service_of"]
 
-#: What takes the place of arguments of torch's loader; a pair of braces stands for the value.
+#: The replacements for arguments of torch's loader; a pair of braces stands for the value.
 _INSTEAD = {
     "batch_size": "datapipe.batch({!r}).collate() as the datapipe",
     "collate_fn": "datapipe.collate(collate_fn={!r}) as the datapipe",
@@ -77,7 +77,7 @@ def require_service(service: Any) -> None:
 
 
 def adapter_list(adapters: Any) -> list[Any] | None:
-    """The argument `datapipe_adapter_fn` as a list, None where it was left out."""
+    """The argument `datapipe_adapter_fn` as a list, None if it was left out."""
     if adapters is None:
         return None
     if is_service(adapters):

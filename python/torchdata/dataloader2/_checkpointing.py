@@ -163,7 +163,7 @@ class StateKeeper:
             run.begin()
 
     def _snapshot_for(self, state: Mapping[str, Any], strict: bool, allow_pickle: bool) -> Snapshot | None:
-        """The pipe of the state, where that is to be read; None for the loader's own."""
+        """The pipe of the state, if that is to be read; None for the loader's own."""
         pipeline = self._pipeline
         if pipeline.datapipe is not None and PIPELINE_KEY_NAME in state:
             pipeline.require_pipe()
@@ -197,7 +197,7 @@ class StateKeeper:
 
 
 def _difference(own: Any, loaded: Any) -> str:
-    """Where two graphs are made of different pipes, in words; empty where they are not, or one of them is none."""
+    """Where two graphs are made of different pipes, in words; empty if they are not, or one of them is none."""
     if not is_pipe(own) or not is_pipe(loaded):
         return ""
     ours, theirs = ([type(pipe).__name__ for pipe in Graph(end)] for end in (own, loaded))

@@ -1,4 +1,4 @@
-"""What is sealed in a loader's state: snapshots of graphs and generators, and whether all in them may be believed.
+"""The sealed contents of a loader's state: snapshots of graphs and generators, and whether all in them may be believed.
 
 Role: pure functions over places, before a state is loaded or described. Nothing is unpickled that may run code.
 """
@@ -24,7 +24,7 @@ _DEEPEST = 100
 
 
 def check_contents(place: dict[str, Any]) -> None:
-    """Raises ValueError where something that is sealed in a place cannot be gone on from.
+    """Raises ValueError if something that is sealed in a place cannot be gone on from.
 
     Args:
         place: a place whose own layout was checked.
@@ -34,14 +34,14 @@ def check_contents(place: dict[str, Any]) -> None:
 
 
 def refuse_pickled_contents(place: dict[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, where something in a place would have to be unpickled."""
+    """Raises ValueError, which names the pipe, if something in a place would have to be unpickled."""
     for content in _contents(place):
         refuse_pickled_entries(pipes_in(content))
         refuse_pickled_generators(content if "random" in content else content.get("generators"))
 
 
 def pipes_in(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of the pipes of a snapshot; where items are shared anew, of those before; none of generators."""
+    """The entries of the pipes of a snapshot; if items are shared anew, of those before; none of generators."""
     if content.get("base") == "filter":
         return content["entries"] or []
     entries: list[dict[str, Any]] = content.get("graph", content).get("pipes", [])

@@ -36,7 +36,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class MadeOf:
-    """What a copy of a loader is made of.
+    """The parts of which a copy of a loader is made.
 
     Args:
         graph: the graph after the adapters.
@@ -69,7 +69,7 @@ class MadeOf:
 
 
 def made_of(run: EpochRun, keeper: StateKeeper, has_begun: bool) -> MadeOf:
-    """What a copy of a loader is made of.
+    """The parts of which a copy of a loader is made.
 
     Args:
         run: the loader's.

@@ -25,9 +25,9 @@ __all__ = ["describe"]
 
 
 def describe(state: Mapping[str, Any]) -> str:
-    """What a loader's state says, in words: the place in the epoch, the workers, the pipes and their sizes.
+    """Tells in words what a loader's state holds: the place in the epoch, the workers, the pipes and their sizes.
 
-    It runs no code of the state's, whoever has written that: nothing in it is unpickled.
+    It runs no code of the state's, even of a forged one: nothing in it is unpickled.
 
     Args:
         state: what `DataLoader2.state_dict` returned.

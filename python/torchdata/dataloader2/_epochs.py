@@ -126,7 +126,7 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """Leaves the loader between the same two epochs, or at the same place to go on, where one does not begin.
+        """Leaves the loader between the same two epochs, or at the same place to go on, if one does not begin.
 
         Ctrl-C may have cut it off, or an error. The next `iter` begins it, and a state is of before it.
         """
@@ -217,7 +217,8 @@ class EpochRun:
         return place
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Tells the service that the epoch is over, once. Who reads it still is told that it was left, but at its end.
+        """Tells the service that the epoch is over, once. A thread that still reads is told that the epoch was left,
+        unless it ended.
 
         Args:
             at_end: whether all its items were given.

@@ -13,7 +13,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["ServedAgain"]
 
-#: Items of an epoch by kept item, where the source does not know its length.
+#: Items of an epoch by kept item, if the source does not know its length.
 ROUNDS = 100
 
 
@@ -23,7 +23,7 @@ class ServedAgain(IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read.
         items: how many of its items are read, once.
-        length: how many items an epoch has; None for as many as the source has, or where that is not known, 100 for
+        length: how many items an epoch has; None for as many as the source has, or if that is not known, 100 for
             each kept one.
     """
 

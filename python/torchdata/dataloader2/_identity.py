@@ -1,6 +1,6 @@
-"""What a loader's pipeline is, by which its states tell whose they are: bytes, their number, a fingerprint.
+"""The identity of a loader's pipeline, by which its states know it again: bytes, their number, a fingerprint.
 
-Role: found out when somebody asks for a state, as long as no service has taken the graph over, and kept. Owned by the
+Role: found out when a state is asked for, as long as no service has taken the graph over, and kept. Owned by the
 loader.
 """
 
@@ -16,12 +16,12 @@ from torchdata.datapipes._pipe.traversal import is_pipe
 
 __all__ = ["Identity"]
 
-#: A pipe of more bytes stands in a state only where that is asked for.
+#: A pipe of more bytes stands in a state only if that is asked for.
 _LARGE = 1 << 20
 
 
 class Identity:
-    """What a loader's pipeline is, before a service takes it over: found out when somebody asks.
+    """The identity of a loader's pipeline before a service takes it over: found out when it is asked for.
 
     Args:
         snapshot: the pipeline.
@@ -55,8 +55,8 @@ class Identity:
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What stands in a state: the fingerprint, and the number of the pipe's bytes. A hash of these would tell, of a
-        pipe that is not in the state, which of some passwords is in it."""
+        """The part that a state holds: the fingerprint, and the number of the pipe's bytes. If a state does not hold
+        the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
         self._find()
         return dict(self._outline)
 
@@ -67,14 +67,14 @@ class Identity:
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes; None where it is not wanted, or nobody says so and it is large."""
+        """The pipe as bytes; None if it is not wanted, or nobody says so and it is large."""
         pickled = self._find()
         if wanted is None:
             wanted = len(pickled) <= _LARGE
         return pickled if wanted else None
 
     def compare(self, outline: Any, strict: bool) -> None:
-        """Raises ValueError where a state is of another pipeline, unless nobody minds."""
+        """Raises ValueError if a state is of another pipeline, unless nobody minds."""
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
         other = difference(fingerprint_in(outline), self._fingerprint, "this loader") if strict else ""

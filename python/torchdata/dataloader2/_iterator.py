@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 
-#: What is said of a loader that was shut down.
+#: The message of a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
-#: What is said of an epoch that another one has taken the place of.
+#: The message of an epoch that another one has replaced.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 
 T_co = TypeVar("T_co", covariant=True)
@@ -44,7 +44,7 @@ class Run(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of whoever takes a state."""
+        """The lock of the call that takes a state."""
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Ends the epoch."""
@@ -93,7 +93,7 @@ class FinishedIterator(Iterator[Any]):
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
-    """What `iter(loader)` returns: the items of one epoch.
+    """The iterator that `iter(loader)` returns: the items of one epoch.
 
     A loader has one valid iterator; the next `iter(loader)` invalidates it. Attributes that it lacks are
     those of the pipeline's own iterator.

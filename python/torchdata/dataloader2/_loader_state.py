@@ -38,7 +38,7 @@ __all__ = [
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 VERSION_KEY_NAME = "version"
-#: Place of the state inside an epoch; None where the state says only which epoch it is.
+#: Place of the state inside an epoch; None if the state says only which epoch it is.
 ITERATION_STATE_KEY_NAME = "iteration_state"
 
 #: A checksum of each of the first three fields, by its name; absent in states of torchdata 0.9.
@@ -48,7 +48,7 @@ CHECKSUMS_KEY_NAME = "checksums"
 #: first two or three keys.
 STATE_VERSION = 3
 
-#: What the pipeline is made of, and how many bytes it has.
+#: The fingerprint of the pipeline, and how many bytes it has.
 PIPELINE_KEY_NAME = "pipeline"
 
 #: The rank of the loader, how many there were, and whether their epoch had the seeds of one without ranks; absent where
@@ -60,7 +60,7 @@ Randomness = tuple[int | None, bool, SeedGenerator, SeedGenerator]
 
 
 def check_state(state: Any) -> None:
-    """Raises an error where `state` is not the state of a loader that this release can read."""
+    """Raises an error if `state` is not the state of a loader that this release can read."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
     missing = [k for k in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME) if k not in state]
@@ -86,7 +86,7 @@ def check_state(state: Any) -> None:
 
 
 def _check_layout(state: Mapping[str, Any], place: Any) -> None:
-    """Raises ValueError where a field, apart from what is sealed in it, holds anything else than it should."""
+    """Raises ValueError if a field, apart from what is sealed in it, holds anything else than it should."""
     if place is not None:
         with _naming(ITERATION_STATE_KEY_NAME):
             check_iteration(place)
@@ -121,7 +121,7 @@ def fingerprint_in(outline: dict[str, Any]) -> Fingerprint:
 
 
 def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
-    """Raises ValueError where a field is not the one that was saved."""
+    """Raises ValueError if a field is not the one that was saved."""
     found = checksums(state)
     if not isinstance(expected, Mapping):
         raise damaged(CHECKSUMS_KEY_NAME, f"it is of type {type(expected).__name__} where checksums should be")
@@ -131,7 +131,7 @@ def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
 
 
 def refuse_pickled_state(state: Mapping[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, where a place, or what shipped services say, has to be unpickled.
+    """Raises ValueError, which names the pipe, if a place, or what shipped services say, has to be unpickled.
 
     Args:
         state: a state that was checked.
@@ -144,7 +144,7 @@ def refuse_pickled_state(state: Mapping[str, Any]) -> None:
 
 
 def _check_ranks(ranks: Any) -> None:
-    """Raises an error where this is not a rank and how many there were."""
+    """Raises an error if this is not a rank and how many there were."""
     if ranks is None:
         return
     if not isinstance(ranks, (list, tuple)) or tuple(map(type, ranks)) != (int, int, bool):
@@ -158,7 +158,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
     Args:
         state: the state.
-        of_datapipe: the checksum of the pipe, where it is known already.
+        of_datapipe: the checksum of the pipe, if it is known already.
     """
     found = {}
     for field in (ITERATION_STATE_KEY_NAME, PIPELINE_KEY_NAME, RANKS_KEY_NAME):

@@ -20,7 +20,7 @@ class Mark:
 
     #: Items of the epoch that were given by then.
     given: int
-    #: The state of main's part, sealed; None where it begins, or holds nothing that counts.
+    #: The state of main's part, sealed; None if it begins, or holds nothing that counts.
     graph: bytes | None = None
     #: The global generators, sealed, where main runs functions of the user's.
     generators: bytes | None = None
@@ -54,7 +54,7 @@ _FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
 
 
 def check_iteration(place: Any) -> None:
-    """Raises ValueError where this is no place of a loader, or a part of it is not whole."""
+    """Raises ValueError if this is no place of a loader, or a part of it is not whole."""
     if not isinstance(place, dict):
         raise ValueError(f"it is of type {type(place).__name__} where a place should be")
     for name, kind in _FIELDS.items():

@@ -52,7 +52,7 @@ class Pipeline:
         self.given_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
-        #: What a loaded state holds of the service.
+        #: The service's part of a loaded state.
         self.service_state: bytes | None = None
         #: Whether the service has taken over the graph.
         self.is_taken_over = False
@@ -93,11 +93,11 @@ class Pipeline:
 
     @property
     def contract(self) -> ReadingServiceInterface:
-        """What answers for the service."""
+        """The object that answers for the service."""
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError where the loader was given something else. What a service made of a pipe is its own."""
+        """Raises TypeError if the loader was given something else. A service may make something else of a pipe."""
         if not self.is_taken_over and not is_pipe(self.datapipe):
             raise TypeError(
                 f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {self.datapipe!r} of type "
@@ -174,7 +174,7 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """What threads of the pipes in main work on."""
+        """The works of the threads of pipes in main."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]

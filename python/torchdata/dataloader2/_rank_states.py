@@ -1,7 +1,7 @@
-"""States of all ranks of a distributed job, and what of them a loader goes on with.
+"""States of all ranks of a distributed job, and the part of them with which a loader goes on.
 
-Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; where
-there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on, of the states
+Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; if
+there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on from the states
 of all.
 """
 
@@ -38,7 +38,7 @@ class SavedPlaces:
     """Where the ranks of a job were.
 
     Args:
-        ranks: of the state that was loaded; None where there were none.
+        ranks: of the state that was loaded; None if there were none.
         places: by rank, their places: of all of them, or of this one alone.
     """
 
@@ -150,7 +150,7 @@ def _check_ranks(states: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raises ValueError where the states were not saved after the same step, or of different loaders."""
+    """Raises ValueError if the states were not saved after the same step, or of different loaders."""
     first = min(states)
     for rank, state in states.items():
         for name, what in (("pipeline", _pipeline_in), ("service", _service_in)):
@@ -182,5 +182,5 @@ def _moment(state: Mapping[str, Any]) -> tuple[str, Any]:
     if place is None:
         return "between two epochs", None
     words = f"after {place['given']} items of an epoch" + (" that has ended" if place["ended"] else "")
-    # What all ranks share, once they have agreed on it.
+    # The seed that all ranks share, once they have agreed on it.
     return words, None if randomness is None else copy.copy(randomness[2]).generate_shared_seed()

@@ -1,4 +1,4 @@
-"""What goes on slowly: warnings of states from which much is to be made again, and of pipelines that cannot be saved.
+"""Slow resuming: warnings of states from which much is to be made again, and of pipelines that cannot be saved.
 
 Role: pure functions over places and errors. Run in main, where a state is taken or loaded.
 """
@@ -43,7 +43,7 @@ def warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
 
 
 def _again(place: dict[str, Any]) -> Iterator[tuple[str, int, float]]:
-    """What is made again: in words, how many items, and how many seconds these took."""
+    """The work that is done again: its name, how many items, and how many seconds these took."""
     given, lasted = place["given"], place.get("seconds", 0.0)
     if place["drop"] >= _FEW:
         yield "the epoch", place["drop"], lasted * place["drop"] / given

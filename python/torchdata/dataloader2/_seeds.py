@@ -69,7 +69,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """What `go_back` needs to undo what is done from now on."""
+        """A copy of the seeds, for `go_back` to undo later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

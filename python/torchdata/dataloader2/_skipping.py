@@ -25,7 +25,7 @@ class Skipping:
         self._run, self._pipeline = run, run.pipeline
 
     def seek_over(self, count: int) -> int:
-        """Passes over items without making them, where that is possible; returns how many."""
+        """Passes over items without making them, if that is possible; returns how many."""
         position, ranks = self._run.position, self._pipeline.contract.rank_in_epoch()
         if self._run.delivery.slow:
             return 0
@@ -64,7 +64,7 @@ class Skipping:
         return later
 
     def _items_left(self, given: int) -> int | None:
-        """How many items of the epoch come behind so many; None where nobody knows."""
+        """How many items of the epoch come behind so many; None if nobody knows."""
         try:
             return max(0, self._pipeline.length() - given)
         except TypeError:

@@ -1,11 +1,11 @@
 """Places of a loader inside an epoch: taking one at any moment, and going on from one.
 
-Role: runs in the main process, in whichever thread asks for a state, a signal handler included. What the user was
-given is counted by the `Delivery` of the loader; where workers are is in the engine's books, which a waiting reader
-does not hold. So a place joins references and waits for nobody.
+Role: runs in the main process, in whichever thread asks for a state, a signal handler included. The `Delivery` of the
+loader counts the items that the user was given; the engine's books, which a waiting reader does not hold, know the
+places of the workers. So a place joins references and waits for nobody.
 
-Where pipes run in main, they can be looked at between two items only. So there are *marks*: states of main's part of
-the graph that were taken between two items, the epoch's beginning for one. Who asks while an item is being made, after
+Pipes that run in main can be looked at between two items only. So there are *marks*: states of main's part of the graph
+that were taken between two items, the epoch's beginning for one. A caller that asks while an item is being made, after
 one was cut off (by Ctrl-C), or for some items ago, gets the newest mark before that, and how many items to drop behind
 it.
 """
@@ -63,7 +63,7 @@ class Run(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of whoever takes a state."""
+        """The lock of the call that takes a state."""
 
 
 class Position:
@@ -263,10 +263,10 @@ class Position:
         """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
 
         Returns:
-            None where a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
+            None if a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
         """
         if entry["how"] == "restore":
-            # Where the pipes above are replayed that is where this run began.
+            # If the pipes above are replayed that is where this run began.
             read: int = entry["yielded"]
             return read - self._yielded_before if output.is_in_first_pass else read
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
@@ -314,7 +314,7 @@ class Position:
         return bool(begun) and lasts(self._pipeline.datapipe)
 
     def _require_no_drift(self) -> None:
-        """Raises RuntimeError where what lasts in main's part of the graph is of an epoch that has not begun."""
+        """Raises RuntimeError if what lasts in main's part of the graph is of an epoch that has not begun."""
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
@@ -375,7 +375,7 @@ class Position:
             load_generators(unseal(mark.beginning, "the generators of this loader state"))
 
     def _require_same_place(self, place: dict[str, Any], moment: str, advice: str) -> None:
-        """Raises ValueError where workers run the graph now and did not when the place was taken, or the reverse."""
+        """Raises ValueError if workers run the graph now and did not when the place was taken, or the reverse."""
         if place["in_main"] != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
@@ -416,7 +416,7 @@ class Position:
         return iterator
 
     def _note_beginning(self, workers: dict[str, Any] | None) -> None:
-        """Makes a mark of the epoch's beginning where what lasted beyond the last one matters to it.
+        """Makes a mark of the epoch's beginning if what lasted beyond the last one matters to it.
 
         Args:
             workers: where the workers began.
@@ -446,7 +446,7 @@ class Position:
     def pass_over(self, count: int) -> int | None:
         """Goes on behind the next items of the graph in main without making them; returns how many these are.
 
-        Where its pipes cannot do that it does nothing, and returns None.
+        If its pipes cannot do that it does nothing, and returns None.
         """
         datapipe, delivery = self._pipeline.datapipe, self._delivery
         with self._run.held:
@@ -471,7 +471,7 @@ class Position:
         except Exception as error:
             self._unknown_end = str(error)  # the error itself would keep the processes
             return
-        # Where main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
+        # If main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
         is_at_end = place is not None and self._marks[-1] is not before and place["graph"] is self._marks[-1].graph
         if place is not None and is_at_end and place["graph"] is not None and place["workers"] is not None:
             place["graph"] = self._with_output_read_out(place["graph"], output)
@@ -538,7 +538,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
 
-    All ranks were given as many. What they make again differs, and so does what pipes behind `fullsync` hold.
+    All ranks were given as many items. They make different numbers of items again, and pipes behind `fullsync` hold
+    different numbers.
 
     Args:
         graph: the graph, into which a state was loaded, if there is one.

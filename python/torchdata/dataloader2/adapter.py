@@ -64,7 +64,7 @@ class Shuffle(Adapter):
     """Switches all shufflers of the graph on or off.
 
     Args:
-        enable: True switches them on, and appends a shuffler (with a warning) where there is none; False
+        enable: True switches them on, and appends a shuffler (with a warning) if there is none; False
             switches them off; None leaves the graph as it is.
 
     Example:
@@ -288,7 +288,7 @@ class Headroom(Adapter):
 
     Args:
         items: how many items are loaded, once, and kept.
-        length: how many items an epoch has; None for as many as the pipeline has, or where that is not known, 100 for
+        length: how many items an epoch has; None for as many as the pipeline has, or if that is not known, 100 for
             each kept one.
 
     Raises:

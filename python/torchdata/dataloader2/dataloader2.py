@@ -85,7 +85,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate it once per epoch.
 
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
-    `DataLoader2[Any]` of any other object, and where adapters are functions, which may change the items.
+    `DataLoader2[Any]` of any other object, and if adapters are functions, which may change the items.
 
     The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
@@ -99,7 +99,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe: the last pipe of the graph, or a data set: what has a length and is read by index, such as PyTorch's
             `Dataset`, or an iterable that can be read again and again. A `MapDataPipe` is read from index 0 on, and so
             is such a data set; workers share its items only behind a `sharding_filter`, which `from_dataset` adds.
-            None only where `load_state_dict` follows. Anything else is an error when the
+            None only if `load_state_dict` follows. Anything else is an error when the
             loader is used.
         datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
         reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
@@ -211,7 +211,7 @@ class DataLoader2(Finalized, Generic[T_co]):
 
     @property
     def reading_service_state(self) -> bytes | None:
-        """What a loaded state holds of the service."""
+        """The service's part of a loaded state."""
         return self._pipeline.service_state
 
     @property
@@ -296,7 +296,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             num_workers: number of worker processes; 0 reads in this process; "auto" chooses while it runs.
             sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
-            collate_fn: a function of a batch, or of an item where `batch_size` is None. None makes arrays (with PyTorch
+            collate_fn: a function of a batch, or of an item if `batch_size` is None. None makes arrays (with PyTorch
                 loaded, tensors) of batches.
             seed: from which all epochs follow, as by `seed()`.
             reading_service: how the pipeline is run, in the place of `num_workers`.
@@ -326,7 +326,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates the ones before.
 
-        Where no item was asked of the last iterator, the new one takes over its epoch.
+        If no item was asked of the last iterator, the new one takes over its epoch.
 
         A thread that reads the epoch before gets a RuntimeError once the item that it is at has come, which is waited
         for.
@@ -401,12 +401,12 @@ class DataLoader2(Finalized, Generic[T_co]):
     def skip(self, count: int) -> int:
         """Passes over the next items of the epoch that runs, or of a new one: over bad data, for one.
 
-        Where pipes can seek, the items are not made: of ranges, sequences, map pipes (shuffled ones, too) and Parquet's
+        If pipes can seek, the items are not made: of ranges, sequences, map pipes (shuffled ones, too) and Parquet's
         row groups, with pipes behind them that make each item of one, or batches. Of other sources what they read is
-        made, and the functions behind that are not called. Workers seek where they could go on with another number of
-        workers (see `load_state_dict`), and items are taken in order. Where the loader has no length they make the item
-        behind these, to see whether the epoch goes on, and all of them where it does not. Elsewhere the items are made
-        and dropped. What functions would have drawn from the global generators is not drawn then.
+        made, and the functions behind that are not called. Workers seek if they could go on with another number of
+        workers (see `load_state_dict`), and items are taken in order. If the loader has no length they make the item
+        behind these, to see whether the epoch goes on, and all of them if it does not. Elsewhere the items are made
+        and dropped. Functions that are not called draw nothing from the global generators.
 
         With ranks the items are those that this rank would be given. Each rank passes over its own, so all of them are
         to call it at the same step with the same number; r ranks leave out r times as many items of the data set. Where
@@ -418,7 +418,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             count: how many items.
 
         Returns:
-            How many there were: fewer where the epoch has ended.
+            How many there were: fewer if the epoch has ended.
 
         Raises:
             TypeError: `count` is no integer.
@@ -448,7 +448,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         paused, from another thread or a signal handler. It changes nothing, and nothing changes what it returns. The
         remaining items, their order, and all later epochs of the loader that goes on are those of this one. After the
         last item, that is the rest of the epoch, which is empty, until its end was reached (`StopIteration`), and the
-        next epoch from then on. So it is where an error has ended the epoch. After `shutdown()` it is that of before.
+        next epoch from then on. So it is if an error has ended the epoch. After `shutdown()` it is that of before.
 
         - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes, or None.
         - `pipeline`: what it is made of, by which another one is known, without the secrets among its arguments.
@@ -464,7 +464,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         Args:
             items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
             with_pipe: whether the pipe itself stands in the state, as `from_state` needs it; `load_state_dict` of a
-                loader that has the pipe does not. None: where it has at most 1 MiB.
+                loader that has the pipe does not. None: if it has at most 1 MiB.
 
         Raises:
             RuntimeError: the loader has no pipe.
@@ -481,20 +481,20 @@ class DataLoader2(Finalized, Generic[T_co]):
         and read data of the same kind and length; else that of the state, to which the loader's adapters are applied.
         An iterator that was made but not asked for an item yet goes on as one of the loaded loader.
 
-        States of earlier releases bring their own pipe, and a UserWarning tells where that is made of other pipes.
+        States of earlier releases bring their own pipe, and a UserWarning tells if that is made of other pipes.
 
         The service may have another number of workers than the one with which the state was saved, and of ranks, where
-        the states of all of them are given. What is left of the epoch is then shared anew in its global order. That
-        asks for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)`
-        with `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
+        the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
+        for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)` with
+        `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
 
         Args:
             state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank.
             strict: False loads it into another pipeline, too, as far as its pipes are of the same classes, and does not
                 compare what the pipeline makes again with what it made.
             allow_pickle: whether what only pickle can hold is unpickled, which may run any code: load such a state only
-                if you trust whoever wrote it. False refuses it, and names the pipe at fault. The loader must have its
-                pipe then.
+                if you trust its writer. False refuses it, and names the pipe at fault. The loader must have its pipe
+                then.
 
         Raises:
             RuntimeError: an item of the loader was asked for before, or it was shut down.
@@ -589,7 +589,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         _open_loaders.pop(id(self), None)
 
     def _finalize(self, interrupted: bool) -> None:
-        """What `__del__` does: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off before."""
+        """Does the work of `__del__`: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off
+        before."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -615,7 +616,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of (see `_copying`), and the attributes of a subclass."""
+        """The parts of a copy (see `_copying`), and the attributes of a subclass."""
         parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
         return {**{name: value for name, value in vars(self).items() if name not in _OWN}, "_made_of": parts}
 
@@ -628,9 +629,9 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- what it says of itself --------------------------------------------------------------------
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """What the loader has counted: rates, waits, memory, by process and by pipe. `print` shows it as a table.
+        """The loader's counts: rates, waits, memory, by process and by pipe. `print` shows them as a table.
 
-        It can be asked for at any time, also from another thread and after `shutdown`.
+        They can be asked for at any time, also from another thread and after `shutdown`.
 
         Args:
             since: earlier statistics of this loader, from which on to count; None counts from its first epoch.
@@ -638,7 +639,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         return self._recorder.stats(since)
 
     def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """What limits the program, in words: loading or training, which worker, which pipe, and what would help.
+        """Tells in words what limits the program: loading or training, which worker, which pipe, and what would help.
 
         Args:
             since: earlier statistics of this loader, from which on to look; None looks at all epochs.
@@ -651,7 +652,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         return diagnose(stats)
 
     def picture(self) -> Picture:
-        """What the loader runs and has counted, drawn; before the first epoch its pipeline. See `stats().picture()`."""
+        """A drawing of the loader's processes and counts; before the first epoch, of its pipeline. See
+        `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

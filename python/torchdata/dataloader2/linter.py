@@ -83,7 +83,7 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
         seeded: whether `DataLoader2.seed` sets the seed, so that shuffling in the workers is repeatable.
 
     Returns:
-        The findings, from the sources of the graph to its end; empty where nothing was found.
+        The findings, from the sources of the graph to its end; empty if nothing was found.
 
     Raises:
         TypeError: `datapipe` is no pipe, or `num_workers` is no integer.

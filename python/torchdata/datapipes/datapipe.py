@@ -252,7 +252,7 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # The class alone: messages, old ones too, name a pipe by it. What a person asks for is `str`.
+        # The class alone: messages, old ones too, name a pipe by it. `str` is for people.
         hook = type(self).repr_hook
         return hook(self) if hook is not None else type(self).__qualname__
 
@@ -303,7 +303,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: What torch's helper for snapshots reads, and (on a pipe that it has restored) sets.
+    #: Torch's helper for snapshots reads these, and sets them on a pipe that it has restored.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -373,7 +373,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
             """The number of items. When the package runs, pipes that know none have no such method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … as many as the length says, where it is known; else up to an IndexError."""
+        """Reads the indices 0, 1, … as many as the length says, if it is known; else up to an IndexError."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):

@@ -27,8 +27,8 @@ before those that read them:
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
 - `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
 
-Replay begins with what all pipes below had when the pass of the replayed one began. Where something has drawn from the
-global generators since the end of the graph began, or where two branches meet below, the end itself is replayed.
+Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
+global generators since the end of the graph began, or if two branches meet below, the end itself is replayed.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     Args:
         datapipe: the end of the graph, or the graph.
         described: whether the state tells what the pipes were made with, so that another pipeline refuses it, and has
-            checksums, by which damage is noticed. Whoever saves states by the second, and sees to both by other means,
-            does without.
+            checksums, by which damage is noticed. False saves time if states are saved by the second and the caller
+            sees to both by other means.
 
     Raises:
         TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
@@ -131,7 +131,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
-    """What each pipe of a graph is, reads and was made with, sources first: by which `load_state` knows it again.
+    """The class, sources and arguments of each pipe of a graph, sources first: by these `load_state` knows it again.
 
     That of the graph is part of its state, under `"graph"`. A state without it is loaded unseen.
     """
@@ -222,8 +222,8 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Whether nothing less than the end of the graph can be replayed.
 
-        That is so where two branches meet below, of which one goes on (the children of a fork): they can only be
-        replayed in step. And where functions have drawn random numbers: from which place in the graph nobody knows.
+        That is so if two branches meet below, of which one goes on (the children of a fork): they can only be
+        replayed in step. And if functions have drawn random numbers: from which place in the graph nobody knows.
         """
         if is_torchs(self.end):
             return False
@@ -357,8 +357,8 @@ def is_one_to_one(datapipe: Any) -> bool:
 
 
 def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
-    """What resuming from a graph's state is to replay: of each replayed pipe its name, how many items it drops, and how
-    many seconds these took, with whatever the reader did between them, when they were made.
+    """The work that resuming from a graph's state repeats: for each replayed pipe its name, how many items it drops,
+    and how many seconds these took, the reader's work between them included, when they were made.
     """
     return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
 
@@ -366,8 +366,8 @@ def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
     """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
 
-    The state can be loaded again. What is pickled in it is unpickled, which may run any code: load only what you trust,
-    or pass `allow_pickle=False`.
+    The state can be loaded again. Its pickled parts are unpickled, which may run any code: load only states that you
+    trust, or pass `allow_pickle=False`.
 
     Args:
         datapipe: the end of the graph, or the graph.

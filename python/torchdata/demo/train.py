@@ -57,7 +57,7 @@ FEATURES = 14 * 14 * 3
 
 @dataclass
 class Epoch:
-    """What came of one epoch, or of a part of one."""
+    """The results of one epoch, or of a part of one."""
 
     #: A hash of each batch: of its samples' names and pixels.
     batches: list[str] = field(default_factory=list)

@@ -32,7 +32,7 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        #: Of an error out of another process: what it takes to raise it here.
+        #: The description by which an error of another process is raised here.
         self.description: tuple[Any, ...] | None = None
 
     def raisable(self) -> BaseException:
@@ -55,7 +55,7 @@ def _described(description: tuple[Any, ...]) -> Failure:
 
 
 def name_of_this_process() -> str:
-    """What this process is called in messages."""
+    """The name of this process in messages."""
     return multiprocessing.current_process().name.removeprefix("torchdata ")
 
 

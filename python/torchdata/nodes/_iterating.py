@@ -71,17 +71,17 @@ class IteratingNode(BaseNode[T]):
     _started = _ended = False
     #: Whether no item was asked for since the last reset, and whether that was to a state.
     _at_reset, _loaded = True, False
-    #: What the iterable told of the place where this node stands as long as no item is asked for.
+    #: The state of the iterable at this node's place, as long as no item is asked for.
     _place: Any = _UNKNOWN
     #: How many items are to be dropped, and whether a place between two epochs is to be gone to, before the next item.
     _to_drop = 0
     _turns = False
-    #: Whether there was no reset yet, and what the iterable told at the first one: it was never iterated over.
+    #: Whether there was no reset yet, and the iterable's state at the first one: it was never iterated over.
     _is_new = True
     _pristine: Any = _UNKNOWN
-    #: What it told after the very first item.
+    #: Its state after the very first item.
     _after_first: Any = _UNKNOWN
-    #: What it told after the first item behind the last load; unknown once a later epoch has begun.
+    #: Its state after the first item behind the last load; unknown once a later epoch has begun.
     _after_load: Any = _UNKNOWN
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -135,12 +135,12 @@ class IteratingNode(BaseNode[T]):
         """Tells the iterable what it must know before a state is loaded."""
 
     def _told(self) -> Any:
-        """What the iterable tells of its place; unknown where it has none to tell."""
+        """The state of the iterable; unknown if it has none or fails to give it."""
         if self._stateful is None or self._is_exact:
             return _UNKNOWN
         try:
             return self._stateful.state_dict()
-        except Exception:  # whoever asks for a state is told
+        except Exception:  # a caller that asks for a state is told
             return _UNKNOWN
 
     # -- the way to a loaded place ------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Places of nodes and iterables: asking for one that may not be had, and comparing two.
 
 Role: a node that takes the place of its source for a state that nobody may ask for (read-ahead does so at each item)
-must work over a source that has no states. The error is kept in the place's stead, and raised where a state is asked
+must work over a source that has no states. The error is kept in the place's stead, and raised if a state is asked
 for.
 """
 
@@ -46,7 +46,7 @@ def state_at(place: Any) -> Any:
 
 
 def same_place(left: Any, right: Any) -> bool:
-    """Whether two states of an iterable are equal; False where that cannot be found out."""
+    """Whether two states of an iterable are equal; False if that cannot be found out."""
     try:
         return bool(left == right)
     except Exception:  # arrays have no truth, for one

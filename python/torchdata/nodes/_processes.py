@@ -78,11 +78,11 @@ class _Worker:
         self._number = 0
 
     def call(self, item: Any) -> Any:
-        """What the function returns for an item, in the process.
+        """Returns the function's result for an item, computed in the process.
 
         Raises:
             WorkerExitedError: the process has died.
-            BaseException: what the function raised there.
+            BaseException: the function raised it there.
         """
         with self._calling:
             self._number += 1
@@ -142,7 +142,7 @@ class _Caller:
 
 
 class _Function(Program):
-    """What the processes run: the function."""
+    """The program of the processes: the function."""
 
     runner: ClassVar[type[_Caller]] = _Caller
     worker_name: ClassVar[str] = "worker process {} of ParallelMapper"

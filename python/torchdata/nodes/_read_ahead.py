@@ -4,7 +4,7 @@ Role: `ReadSource` is the consumer's side, in whichever thread reads the node; `
 thread takes an item of the source, one thread at a time, calls the function with it, and puts down the result. Items
 are numbered as they are taken. The queue gives results in order if that is wanted, and keeps the place: that of the
 source as of some item (a snapshot, which the thread that took the item made), and which items after it were yielded.
-A state neither has what is in flight nor waits for it: whoever loads it reads that again.
+A state neither holds items in flight nor waits for them: they are read again after a load.
 
 The source is never wound back. If the consumer leaves an epoch, the source is read on to where reading ahead would
 have come to by itself, and then begins its next epoch from there, as it would without this node. So what it counts and
@@ -28,12 +28,12 @@ from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadSource"]
 
-#: What is called with each item; None hands items on as they are.
+#: The function that is called with each item; None hands items on as they are.
 Function = Callable[[Any], Any] | None
 
 
 class _Work(ReadAhead):
-    """What the threads know. All but the queue belongs to the thread that has reserved the source.
+    """The data of the threads. All but the queue belongs to the thread that has reserved the source.
 
     Args:
         name: the node, in messages and names of threads.
@@ -74,7 +74,7 @@ class _Work(ReadAhead):
         self.ahead = frozenset(ahead)
         #: How many items the source must have.
         self.wanted = max(self.ahead, default=self.dropped - 1) + 1
-        #: What is wrong with the snapshot after the last item, of which the consumer is told behind the item.
+        #: The error of the snapshot after the last item; the consumer is told of it behind the item.
         self.untold: BaseException | None = None
         #: Whether the source has ended, or failed and was not read since.
         self.ended = False
@@ -82,7 +82,7 @@ class _Work(ReadAhead):
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """What each thread runs, until there is nothing to take."""
+        """Takes items and calls the function until there is no item to take. Each thread runs it."""
         queue = self.queue
         while (slot := queue.reserve()) is not None:
             entry = self._take(slot, prepare)
@@ -208,14 +208,14 @@ class ReadSource:
         else:
             place = self._loaded(Fields(name, state))
             source.reset(place[0])
-        # What comes in no fixed order is not known by its number again: the source's state must tell all there is.
+        # Items in no fixed order are not known by their numbers again: the source's state must tell all there is.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1
         if type(place[0]) is Unsaved:
             frequency = 0
         self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place)
-        #: The next result. Raises what the function or the source raised at its place; whoever asks again gets what
-        #: comes after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
+        #: The next result. Raises the error of the function or of the source at its place; the next call gives the
+        #: result after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
         #: another process's.
         self.next: Callable[[], Any] = self._work.queue.pop
         for function in functions:

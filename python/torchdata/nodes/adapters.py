@@ -30,7 +30,7 @@ class IterableWrapper(IteratingNode[T]):
     dropped. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
     once at the beginning of each epoch, too.
 
-    The node has a length where the iterable has one.
+    The node has a length if the iterable has one.
 
     Args:
         iterable: what is iterated over once per epoch.
@@ -98,7 +98,7 @@ class SamplerWrapper(IteratingNode[T]):
     A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch. The
     number of the epoch is part of the state. The sampler is told it before its own state is loaded.
 
-    The node has a length where the sampler has one.
+    The node has a length if the sampler has one.
 
     Args:
         sampler: what is iterated over once per epoch.

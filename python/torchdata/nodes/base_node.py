@@ -75,7 +75,7 @@ class BaseNode(Iterator[T]):
     #: Names of attributes that belong to a run, from one `reset` to the next; copies of the node leave them out.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: What gives the next item of the source. A reset puts it into the instance.
+    #: The function that gives the next item of the source. A reset puts it into the instance.
     _advance: Callable[[], Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """True, also where the node has a length and that is 0."""
+        """True, also if the node has a length and that is 0."""
         return True
 
     def next(self) -> T:
@@ -160,7 +160,7 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """What gives the next item of this node once it is reset, without a call in between where that can be."""
+        """The function that gives the next item of this node once it is reset, with no call in between if possible."""
         return self.next
 
     def _repeats(self) -> bool:
@@ -196,7 +196,7 @@ class Again:
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:
-    """What reads the next item of a source that was just reset. Costs less per item than `next(source)`.
+    """The function that reads the next item of a source that was just reset; it costs less than `next(source)`.
 
     Raises:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.
@@ -220,7 +220,7 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Whether a node that is reset to a state again gives the same items in the same order.
 
-    It does not where it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
+    It does not if it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
     again keeps the item instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))

@@ -17,7 +17,7 @@ __all__ = ["Batcher", "Unbatcher"]
 class Batcher(BaseNode[list[T]]):
     """Puts every `batch_size` items into a list.
 
-    Where the source raises an error in the middle of a batch, the items before it stay for the next call.
+    If the source raises an error in the middle of a batch, the items before it stay for the next call.
 
     Args:
         source: the node to read.
@@ -39,7 +39,7 @@ class Batcher(BaseNode[list[T]]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_partial"})
 
-    #: What was read of a batch when the source raised an error.
+    #: The items of a batch that were read before the source raised an error.
     _partial: list[Any] = []  # noqa: RUF012 - never changed in place
 
     def __init__(self, source: BaseNode[T], batch_size: int, drop_last: bool = True) -> None:
@@ -98,7 +98,7 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     A state that is saved within a batch holds the place before it; the batch is read again when the state is loaded.
-    Where batches come in no fixed order, it holds the rest of the batch.
+    If batches come in no fixed order, it holds the rest of the batch.
 
     Args:
         source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -121,7 +121,7 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The place of the source before the batch; None where the batch is not to be read again.
+    #: The place of the source before the batch; None if the batch is not to be read again.
     _before: Any = None
     #: How many members of the batch were yielded, and how many it has.
     _index = _length = 0

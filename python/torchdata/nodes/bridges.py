@@ -22,7 +22,7 @@ __all__ = ["from_pipe", "to_pipe"]
 def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
     """Makes a node of a pipe. Its state is the exact place of the pipe's graph, buffers and generators included.
 
-    A saved state is copied. Where it is large (a shuffle of many items), and a node with threads reads this one, give
+    A saved state is copied. If it is large (a shuffle of many items), and a node with threads reads this one, give
     that a `snapshot_frequency` above 1.
 
     Args:
@@ -82,7 +82,7 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # What a pass had come to that is not gone on with: the node counts its epochs.
+            # The restored pass was not read on; the node is put there all the same, because it counts its epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -13,9 +13,9 @@ __all__ = ["Cycler"]
 
 
 class Cycler(BaseNode[T]):
-    """Resets its source where that ends, and goes on: one epoch of this node is many of the source.
+    """Resets its source when that ends, and goes on: one epoch of this node is many of the source.
 
-    Ends where a whole pass over the source yields nothing.
+    Ends if a whole pass over the source yields nothing.
 
     Args:
         source_node: the node to read.
@@ -38,7 +38,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether a whole pass has yielded nothing. Another one might, where the source chooses at random.
+    #: Whether a whole pass has yielded nothing. Another one might, if the source chooses at random.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:

@@ -29,7 +29,7 @@ _LEFT = (
 
 
 class Loader(Generic[T]):
-    """What a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
+    """The loader that a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the one before. Threads may
     share an iterator, whose items then go to one of them each. A state that was loaded is where the next `iter()`
@@ -99,7 +99,7 @@ class Loader(Generic[T]):
             state_dict: what `state_dict()` of a loader over the same graph returned.
 
         Raises:
-            ValueError: it is no state of a loader. What is wrong with the states of nodes in it is found by `iter()`.
+            ValueError: it is no state of a loader. Errors in the states of its nodes are found by `iter()`.
         """
         fields = Fields("Loader", state_dict)
         fields.integer(LoaderIterator.NUM_YIELDED_KEY, least=0)
@@ -128,7 +128,7 @@ class Loader(Generic[T]):
         return iterator.state_dict() if iterator is self._it else None
 
     def __len__(self) -> int:
-        """How many items a whole epoch has, also where the next one goes on from a state.
+        """How many items a whole epoch has, also if the next one goes on from a state.
 
         Raises:
             TypeError: the root has no length, because it or a node that it reads cannot tell.
@@ -185,7 +185,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _item: Any = _NONE
     _before_item: Any = None
     #: How many items were yielded where the end of the graph would be that of an epoch that was over when its state was
-    #: saved; None where there is no such place.
+    #: saved; None if there is no such place.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

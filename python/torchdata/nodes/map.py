@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, where there are no workers, `_ThreadMapper` over
-threads, or over threads that each speak to a process; and where items are batched for them, `_Unpacker` behind it.
+`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, if there are no workers, `_ThreadMapper` over
+threads, or over threads that each speak to a process; and if items are batched for them, `_Unpacker` behind it.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class ParallelMapper(BaseNode[T]):
     One of the threads at a time reads the source. An error of the function comes in the place of its result, with the
     traceback of where it was raised; the results after it can still be read.
 
-    A saved state counts what was yielded. What is under way is read, and the function called, again when it is loaded.
-    Out of order, a loaded state yields exactly the items that were not yielded, in any order. Over a source that is out
-    of order itself, `in_order` is taken for true and `snapshot_frequency` for 1.
+    A saved state counts the items that were yielded. After a load, items that were under way are read again, and the
+    function is called with them again. Out of order, a loaded state yields exactly the items that were not yielded, in
+    any order. Over a source that is out of order itself, `in_order` is taken for true and `snapshot_frequency` for 1.
 
     Processes live from the first `reset` until `shutdown()`, or until the node is dropped. They are joined by the
     engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
@@ -175,7 +175,7 @@ class ParallelMapper(BaseNode[T]):
             twice as many as that.
         snapshot_frequency: how many items there are from one saved state of the source to the next, as for
             `Prefetcher`; with `prebatch`, how many batches.
-        prebatch: how many items go to a worker together. Worth it where items are small; None for one by one.
+        prebatch: how many items go to a worker together. Worth it if items are small; None for one by one.
 
     Raises:
         TypeError: `source` is no node, `map_fn` no function, or a number no integer.

@@ -21,7 +21,7 @@ class ThreadedNode(BaseNode[T]):
 
     def __init__(self, source: BaseNode[Any], snapshot_frequency: int) -> None:
         super().__init__()
-        #: What the node is called in messages.
+        #: The name of the node in messages.
         self._called = type(self).__name__
         self.source = check_node(self._called, "source", source)
         self.snapshot_frequency = check_int(self._called, "snapshot_frequency", snapshot_frequency, least=0)
@@ -61,7 +61,7 @@ class ThreadedNode(BaseNode[T]):
         return self._advance if type(self).next is ThreadedNode.next else self.next
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. What was read ahead is not part of it: it is read again."""
+        """See `BaseNode.get_state`. Items that were read ahead are not part of it: they are read again."""
         if self._run is None:  # a node that is new is reset first, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
@@ -96,7 +96,7 @@ class Prefetcher(ThreadedNode[T]):
         source: the node to read. It runs in the thread, all nodes that it reads included.
         prefetch_factor: most items that are held ready.
         snapshot_frequency: how many items there are from one saved state of the source to the next. Loading a state
-            reads up to so many items again. Where the source's state is large, take more than 1; 0 means none but at
+            reads up to so many items again. If the source's state is large, take more than 1; 0 means none but at
             the beginning.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Stores of snapshots: how a node's thread hands the places of its source to whoever yields the items.
+"""Stores of snapshots: how a node's thread hands the places of its source to the code that yields the items.
 
 Role: for nodes with threads that users write, as upstream has them. The nodes here send each snapshot along with its
 item.
@@ -45,7 +45,7 @@ class SnapshotStore(Protocol):
         ...
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        """The snapshot of that version; None if there is none. It and older ones are dropped."""
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
@@ -89,7 +89,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        """The snapshot of that version; None if there is none. It and older ones are dropped."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:

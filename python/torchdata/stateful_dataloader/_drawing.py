@@ -134,7 +134,7 @@ class Drawing:
             saved: how it stands in the state.
         """
         now, then = read(name), self._at_load.get(name)
-        if isinstance(now, torch.Tensor):
+        if isinstance(now, bytes):
             seeds = {torch_parts(one)[0] for one in (then, saved) if one is not None}
             return torch_parts(now)[0] not in seeds
         return then is not None and _moved(then, now, _NEAR) is None
@@ -143,7 +143,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Context in which a saved place is restored: generators are as they were saved, and move on from there.
 
-        The program's global generators are left alone. What the context leaves them at is where the loader sees them.
+        The program's global generators are left alone. Their states at the end of the context are those that the loader
+        sees.
 
         Args:
             moment: the generators when the state was saved.
@@ -181,7 +182,7 @@ class Drawing:
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any]) -> Moment:
-        """What `encoded` returned, as a moment.
+        """The moment of which `encoded` made this.
 
         Raises:
             ValueError: it is damaged.
@@ -197,7 +198,7 @@ def _stand_apart(one: Any, other: Any) -> bool:
     ours, theirs = words_of(one), words_of(other)
     if ours is None or theirs is None:
         return False
-    seeds = {torch_parts(state)[0] for state in (one, other) if isinstance(state, torch.Tensor)}
+    seeds = {torch_parts(state)[0] for state in (one, other) if isinstance(state, bytes)}
     return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
 
 
@@ -207,7 +208,7 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
     if first is None or last is None:
         return None
     seeded = None
-    if isinstance(before, torch.Tensor):
+    if isinstance(before, bytes):
         seed = torch_parts(before)[0]
         if torch_parts(after)[0] != seed:
             return None

@@ -33,7 +33,7 @@ def thaw(frozen: bytes) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """A state that does not change when the first one does; itself where it cannot be copied."""
+    """A state that does not change when the first one does; itself if it cannot be copied."""
     try:
         return copy.deepcopy(state)
     except Exception:  # what cannot be copied is the user's to keep still

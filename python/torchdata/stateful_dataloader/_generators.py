@@ -24,8 +24,10 @@ from torchdata.stateful_dataloader._twister import (
     Words,
     count_from,
     moved_on,
+    set_torch_state,
     stream_of,
     torch_parts,
+    torch_state,
     torch_whole,
 )
 
@@ -59,13 +61,13 @@ def read(which: Any) -> Any:
         which: the name of a global one, or a generator of torch's, Python's or NumPy's kind.
     """
     if which == "torch":
-        return torch.get_rng_state()
+        return torch_state(torch.default_generator)
     if which == "python":
         return random.getstate()
     if which == "numpy":
         return numpy.random.get_state(legacy=False)
     if isinstance(which, torch.Generator):
-        return which.get_state()
+        return torch_state(which)
     if isinstance(which, random.Random):
         return which.getstate()
     if isinstance(which, numpy.random.RandomState):
@@ -76,13 +78,13 @@ def read(which: Any) -> Any:
 def write(which: Any, state: Any) -> None:
     """Sets a generator to what `read` returned of it."""
     if which == "torch":
-        torch.set_rng_state(state)
+        set_torch_state(torch.default_generator, state)
     elif which == "python":
         random.setstate(state)
     elif which == "numpy":
         numpy.random.set_state(state)
     elif isinstance(which, torch.Generator):
-        which.set_state(state)
+        set_torch_state(which, state)
     elif isinstance(which, random.Random):
         which.setstate(state)
     elif isinstance(which, numpy.random.RandomState):
@@ -127,7 +129,7 @@ def _is_generator(value: Any) -> bool:
 
 
 class _NumpyWords(ctypes.Structure):
-    """What lies at the address that NumPy tells of an MT19937."""
+    """The struct at the address that NumPy tells of an MT19937."""
 
     _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
 
@@ -135,7 +137,7 @@ class _NumpyWords(ctypes.Structure):
 def mark_of(name: str) -> Any:
     """Something that is another one when the global generator of this name has drawn; quicker than its state."""
     if name == "torch":
-        return torch.get_rng_state().numpy().tobytes()
+        return read(name)
     if name == "python":
         return random.getstate()
     address = _numpy_address()
@@ -152,7 +154,7 @@ def _numpy_address() -> int:
 
 def words_of(state: Any) -> Words | None:
     """The words of a generator's state; None for one of another kind than Mersenne's."""
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
         return numpy.array(state[1][:624], dtype="<u4"), int(state[1][624])
@@ -163,7 +165,7 @@ def words_of(state: Any) -> Words | None:
 
 def with_words(state: Any, words: Words) -> Any:
     """A generator's state with other words."""
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         return torch_whole(seed, words, rest)
     if isinstance(state, tuple):
@@ -171,7 +173,7 @@ def with_words(state: Any, words: Words) -> Any:
     return {**state, "state": {"key": words[0], "pos": words[1]}}
 
 
-def _torch_encoded(state: torch.Tensor) -> Any:
+def _torch_encoded(state: bytes) -> Any:
     """A state of a generator of torch's as plain values: [seed, words drawn], if it was found so."""
     seed, words, rest = torch_parts(state)
     count = count_from(seed, lambda: torch.Generator().manual_seed(seed), words)
@@ -180,13 +182,13 @@ def _torch_encoded(state: torch.Tensor) -> Any:
 
 
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """The state of a generator as plain values, small where its stream is known.
+    """The state of a generator as plain values, small if its stream is known.
 
     Args:
         state: what `read` returned.
         seeded: for NumPy's and Python's, a state at the beginning of the stream that it is expected to be in.
     """
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, bytes):
         return _torch_encoded(state)
     words = words_of(state)
     if words is None:
@@ -204,7 +206,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
-    """What `write` takes, of what `encoded` returned, or of a state of torch's as it is.
+    """The argument for `write`, made of the result of `encoded`, or of a state of torch's as it is.
 
     Args:
         which: the generator, as `read` takes it.
@@ -226,7 +228,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     is_torch = which == "torch" or isinstance(which, torch.Generator)
     if isinstance(plain, torch.Tensor) and is_torch:  # torchdata 0.11's
         torch.Generator().set_state(plain)
-        return plain.clone()
+        return plain.numpy().tobytes()
     if isinstance(plain, dict):
         state = _unplain(plain["bits"])
         if isinstance(which, (str, numpy.random.RandomState)):
@@ -237,7 +239,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     beginning: Words
     if is_torch:
         generator = torch.Generator().manual_seed(_whole(first, (1 << 64) - 1))
-        beginning = torch_parts(generator.get_state())[1]
+        beginning = torch_parts(torch_state(generator))[1]
     elif first is not None:
         raise ValueError("a seed stands where none belongs")
     else:
@@ -249,7 +251,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     if is_torch:
         rest = base64.b64decode(kept[0]) if kept else bytes(40)
         state = torch_whole(first, words, rest)
-        torch.Generator().set_state(state)
+        set_torch_state(torch.Generator(), state)
         return state
     gauss = float(kept[0]) if kept else None
     if which == "python" or isinstance(which, random.Random):
@@ -307,13 +309,13 @@ def seeded_in_worker(base_seed: int, worker: int) -> Any:
 
 
 def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    """What a worker's generators are in a state."""
+    """The form of a worker's generators in a state."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
 
 
 def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
-    """What `write` takes in a worker; see `decoded`."""
+    """The argument for `write` in a worker; see `decoded`."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
 

@@ -47,9 +47,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         loader._reader = self._reader
         #: The global generators when the dataset's iterator was made: it may have been shuffled by them.
         self._then: Moment = {}
-        #: What told of them before anything was read.
+        #: Their marks before anything was read.
         self._marks: dict[str, Any] = {}
-        #: The collate function's state then, where the dataset is read again from its beginning.
+        #: The collate function's state then, if the dataset is read again from its beginning.
         self._collate: Any = None
         #: The index that was drawn last.
         self._index: Any = _NONE

@@ -1,4 +1,4 @@
-"""What both iterators over a loader have in common: the order of the epoch, and their part of the state.
+"""The common base of both iterators over a loader: the order of the epoch, and their part of the state.
 
 Role: main, in the threads that read, one after the other. Derives from torch's iterator, which reads the loader's
 settings, draws the seeds and counts batches: all of these are torch's own.
@@ -113,7 +113,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Counts a batch that is handed over, and warns as torch does where there are more than `len()` had said."""
+        """Counts a batch that is handed over, and warns as torch does if there are more than `len()` had said."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:

@@ -180,7 +180,7 @@ class IndexOrder:
     def state(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What it takes to go on from here: under keys of torchdata 0.11, and what is ours.
+        """The state from which to go on here: the part under keys of torchdata 0.11, and our part.
 
         Args:
             waiting: indices that were drawn, in their order, but whose batches the user has not got.

@@ -29,13 +29,13 @@ def pinned(batch: Any, device: str | None) -> Any:
 
 
 class _Epoch(ReadAhead):
-    """What the thread of one epoch needs."""
+    """The data of the thread of one epoch."""
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
-        #: What has ended the epoch before its end: whoever asks again is told again.
+        #: The error that has ended the epoch before its end: each later request raises it again.
         self.failure: BaseException | None = None
 
     def run(self) -> None:

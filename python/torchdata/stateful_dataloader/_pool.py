@@ -124,10 +124,10 @@ class Pool:
             self._under_way[worker] += 1
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit, as `_worker` describes it, which it appends. Does nothing where there is one.
+        """Waits for the next unit, as `_worker` describes it, which it appends. Does nothing if there is one.
 
         Args:
-            hand: an empty list, or one with a unit that was not taken yet. Where a signal handler raises, the unit lies
+            hand: an empty list, or one with a unit that was not taken yet. If a signal handler raises, the unit lies
                 there or will come with the next call.
 
         Raises:
@@ -143,7 +143,7 @@ class Pool:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:
-        """Ends the epoch for whoever takes units of it, in any thread."""
+        """Ends the epoch for all threads that take units of it."""
         self.collector.stop()
 
     def note(self, unit: Any) -> None:

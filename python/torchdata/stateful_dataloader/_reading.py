@@ -33,7 +33,7 @@ __all__ = ["NO_PLACE", "Reader", "Reading"]
 _ENDED = b""
 #: After how many batches a place is kept that nobody has asked for.
 _KEPT_EVERY = 64
-#: A place of which nothing is known but that it is one: before the first batch, where nothing has a state.
+#: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
     "base": None, "later": None,
@@ -42,14 +42,14 @@ NO_PLACE: dict[str, Any] = {
 
 @dataclass
 class Reading:
-    """What is read, and how; the same in all workers."""
+    """The dataset and the settings of reading; the same in all workers."""
 
     kind: int
     dataset: Any
     auto_collation: bool
     collate_fn: Any
     drop_last: bool
-    #: Samples of a batch, where an iterable dataset is read in batches.
+    #: Samples of a batch, if an iterable dataset is read in batches.
     batch_size: int | None
 
     @property
@@ -58,7 +58,7 @@ class Reading:
         return self.kind == _DatasetKind.Iterable
 
     def iterable_index(self) -> Any:
-        """What torch's sampler gives for an iterable dataset."""
+        """The indices that torch's sampler gives for an iterable dataset."""
         return [None] * (self.batch_size or 1) if self.auto_collation else None
 
 
@@ -72,7 +72,7 @@ class Reader:
     """
 
     def __init__(self, reading: Reading, generators: Callable[[], Moment] | None = None) -> None:
-        #: What is read; a pipe of torch's may be another one in each epoch.
+        #: The reading; a pipe of torch's may be another one in each epoch.
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
@@ -339,4 +339,4 @@ class _Trial:
 
 
 class _Reported(Exception):
-    """What was read once more raised an error once more."""
+    """A batch that was read once more raised its error once more."""

@@ -1,7 +1,7 @@
 """The state of a `StatefulDataLoader`: how it is laid out, and how a saved one is checked and read.
 
 Role: pure functions, in main. The layout is that of torchdata 0.8 to 0.11, which programs look into, and its keys mean
-what they mean there, as of what the user was given. What it takes beyond them stands under one key, `OURS`:
+what they mean there, as of what the user was given. Further data stand under one key, `OURS`:
 
 - "generators": where orders and seeds are drawn from, when the state was taken ("now"), and for samplers that keep no
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
@@ -82,7 +82,7 @@ def laid_out(
 
 
 def _place(place: dict[str, Any] | None, is_iterable: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is told of a place under the keys of 0.11, and what beyond."""
+    """The part of a place under the keys of 0.11, and the rest."""
     place = NO_PLACE | (place or {})
     fetcher = {"dataset_iter_state": place["dataset_iter_state"], "fetcher_ended": place["ended"]}
     theirs = {"dataset_state": place["dataset_state"], "fetcher_state": fetcher if is_iterable else None}
@@ -194,7 +194,7 @@ def _read_place(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What stands beside the keys of 0.11; the places of workers are completed."""
+    """The part beside the keys of 0.11; the places of workers are completed."""
     ours = state.get(OURS, {})
     own = ours.get("workers") if "_snapshot" in state else [ours.get("reading", {})]
     if own is not None and OURS in state:

@@ -89,7 +89,7 @@ class Trails:
         self._trails = [trail]
 
     def told(self) -> dict[str, Any]:
-        """What a place says of the way, if an epoch has begun and nothing was read in it."""
+        """The part of a place that tells the way, if an epoch has begun and nothing was read in it."""
         trail = self._trails[0]
         base = thaw(trail.base) if isinstance(trail.base, bytes) else trail.base
         return {

@@ -34,9 +34,9 @@ __all__ = ["WorkersIterator"]
 
 @dataclass
 class _Progress:
-    """What main knows of one worker's place."""
+    """Main's knowledge of one worker's place."""
 
-    #: A place of its reading, frozen or as it was loaded; None where nothing was told yet.
+    #: A place of its reading, frozen or as it was loaded; None if nothing was told yet.
     place: bytes | dict[str, Any] | None = None
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
@@ -63,7 +63,7 @@ class _Progress:
             self.place = {**self.place, "since": self.since}
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
-        """What is saved of it.
+        """The part of it that is saved.
 
         Args:
             is_stateful: whether what it reads has a state. Else its place matters where its generators have drawn.
@@ -209,7 +209,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Orders the next index, if there is one, from a worker, or from one that has room where order is free."""
+        """Orders the next index, if there is one, from a worker, or from one that has room if order is free."""
         try:
             index = self._next_index()
         except StopIteration:
@@ -250,7 +250,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> Any:
-        """Takes the unit in hand; None if it was none. What it says of the place before it is noted."""
+        """Takes the unit in hand; None if it was none. Its news of the place before it are noted."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, _, _, news = unit

@@ -15,6 +15,7 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from torchdata._engine.items.torch_worker import tell_torch
 from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.program import Program, Runner
-from torchdata.stateful_dataloader._cadence import Cadence, Watch, next_due
+from torchdata.stateful_dataloader._cadence import Cadence, Watch
 from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._reading import Reader, Reading
 from torchdata.stateful_dataloader._shipping import holds_shared_memory
@@ -208,6 +209,8 @@ class _Batches(Iterator[Unit]):
         #: Whether the place in the dataset is told, and not just that of the generators.
         self._takes_places = False
         self._cadence = Cadence(worker.job.every) if worker.failure is None else Cadence(1)
+        #: Until when no place is told, and nothing is looked at, by the clock.
+        self._due = 0.0
         self._last = b""
         if filler:
             self._owed.append(self._unit(None, {"filler": True}))
@@ -246,21 +249,25 @@ class _Batches(Iterator[Unit]):
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         except BaseException as error:
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
-        if self._watches and (frozen := self._place_after(began)) is not None:
-            news = {**(news or {}), "after": frozen}
+        if self._watches and (now := time.monotonic()) >= self._due:
+            if (frozen := self._place_after(now, now - began)) is not None:
+                news = {**(news or {}), "after": frozen}
+            self._due = min(self._worker.watch.due, self._cadence.due if self._tells else math.inf)
         return self._unit(batch, news)
 
-    def _place_after(self, began: float) -> bytes | None:
+    @property
+    def _tells(self) -> bool:
+        """Whether its places hold anything."""
+        return bool(self._takes_places or self._worker.watch.moved)
+
+    def _place_after(self, now: float, took: float) -> bytes | None:
         """The place behind the batch that was just read, if it is to be told."""
         watch, cadence = self._worker.watch, self._cadence
-        now = time.monotonic()
-        looks, first = now >= watch.due, False
-        if looks:
-            first = watch.look()
-            watch.due = next_due(now, time.monotonic() - now)
-        if not (self._takes_places or watch.moved):
+        looks = now >= watch.due
+        first = looks and watch.look_in_time(now)
+        if not self._tells:
             return b"" if looks else None  # nothing that is to be read once more
-        if not cadence.is_due(now, now - began) and not first:  # a place without that generator is none
+        if not cadence.is_due(now, took) and not first:  # a place without that generator is none
             return None
         frozen = self._frozen_place()
         cadence.took(time.monotonic(), time.monotonic() - now)

@@ -16,13 +16,13 @@ import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import Stateful
-from torchdata.stateful_dataloader._generators import decoded, encoded
+from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
 #: Indices that are drawn at once with replacement, as torch's sampler does.
 _CHUNK = 32
-#: Stands for an index where there is none.
+#: Stands for an index if there is none.
 _NONE: Any = object()
 
 
@@ -68,7 +68,7 @@ class RandomIndices(Iterator[int]):
         self._sampler = sampler
         self._yielded = 0
         #: The generator's state before the order was drawn; None before that.
-        self._origin: torch.Tensor | None = None
+        self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         self._chunk: list[int] = []
         #: Where in the chunk the next index is.
@@ -96,7 +96,7 @@ class RandomIndices(Iterator[int]):
         self._yielded += len(taken)
         return taken
 
-    def _draw(self, state: torch.Tensor | None) -> None:
+    def _draw(self, state: bytes | None) -> None:
         """Begins the order, of a generator in this state if one is given."""
         generator = self._sampler.generator
         if generator is None:
@@ -104,8 +104,8 @@ class RandomIndices(Iterator[int]):
             if state is None:
                 generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         if state is not None:
-            generator.set_state(state)
-        self._origin = generator.get_state()
+            write(generator, state)
+        self._origin = read(generator)
         self._chunks = self._drawn(generator)
         self._chunk, self._place, self._yielded = [], 0, 0
 
@@ -119,7 +119,7 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Drawn also where none of it is used: later epochs depend on it.
+            # Drawn also if none of it is used: later epochs depend on it.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class BatchSampler(torch.utils.data.BatchSampler):
     """Torch's `BatchSampler`, with iterators that can be saved and restored.
 
     Args:
-        sampler: gives the indices. Where neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
+        sampler: gives the indices. If neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
             iterator passes over those that had been yielded.
         batch_size: indices of a batch.
         drop_last: whether a last batch that is shorter is dropped.
@@ -214,7 +214,7 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How many indices were yielded, and the states of what is below where it has any."""
+        """How many indices were yielded, and the states of what is below if it has any."""
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True

@@ -47,7 +47,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     The order of samples, the seeds of workers and all arguments are those of `torch.utils.data.DataLoader`; see there.
     A state counts what the user got: what workers have read ahead is neither lost nor does it come twice. After
-    `load_state_dict` the next loop goes on behind the last batch, or with the next epoch where the last one was over.
+    `load_state_dict` the next loop goes on behind the last batch, or with the next epoch if the last one was over.
 
     Datasets, their iterators, samplers and collate functions with `state_dict` and `load_state_dict` are saved and
     restored by these. An iterable dataset without them is read again from its beginning, and a sampler too.
@@ -63,7 +63,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         batch_sampler: gives lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: processes that read; 0 to read in this one.
         collate_fn: makes a batch of a list of samples.
-        pin_memory: whether batches are copied to pinned memory, in a thread where there are workers.
+        pin_memory: whether batches are copied to pinned memory, in a thread if there are workers.
         drop_last: whether a last batch that is shorter is dropped.
         timeout: seconds that a batch of a worker is waited for; 0 for ever.
         worker_init_fn: called in each worker with its number, once it is seeded.
@@ -155,7 +155,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._loaded: Any = None
         #: Where orders and seeds are drawn from.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: What reads in this process, from one epoch to the next.
+        #: The reader of this process, from one epoch to the next.
         self._reader: Reader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class StatefulDataLoader(DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
-        The number of workers may be another one where the dataset is map-style. Workers that live on are ended.
+        The number of workers may be another one if the dataset is map-style. Workers that live on are ended.
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.

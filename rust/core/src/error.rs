@@ -71,7 +71,7 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Which limit a system has hit, and how to come by without it; nothing where it is none that people set.
+/// Which limit a system has hit, and how to come by without it; nothing if it is none that people set.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

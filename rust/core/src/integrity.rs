@@ -27,13 +27,13 @@ pub const fn seal(value: u64) -> u64 {
     value | (((value.wrapping_mul(WORD) >> SEALED_BITS) ^ NOT_ZERO) << SEALED_BITS)
 }
 
-/// The lower 48 bits of the value behind a sealed word, or None where the word is damaged.
+/// The lower 48 bits of the value behind a sealed word, or None if the word is damaged.
 #[inline]
 pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// The value next to `known` (at or after it, by less than 2^48) whose sealed word this is, or None where it is
+/// The value next to `known` (at or after it, by less than 2^48) whose sealed word this is, or None if it is
 /// damaged.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
@@ -266,7 +266,7 @@ mod tests {
             assert_eq!(sum(4096, 0, &bytes), right);
             assert_eq!(copy[..len], bytes[..len], "copied as they were summed");
 
-            // Where the source ends with its last byte, zeros follow.
+            // If the source ends with its last byte, zeros follow.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
             // SAFETY: the source has `len` bytes, the copy as many, padded.

@@ -49,7 +49,7 @@ impl RoundRobin {
         (self.live > 0).then_some(self.current)
     }
 
-    /// Moves `current` to the next live peer; leaves it where nobody is live.
+    /// Moves `current` to the next live peer; leaves it if nobody is live.
     fn step(&mut self) {
         for _ in 0..self.ended.len() {
             self.current = if self.current + 1 == self.ended.len() { 0 } else { self.current + 1 };

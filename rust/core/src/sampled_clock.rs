@@ -46,7 +46,7 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// After how many calls each time is looked at where a call takes so long.
+    /// After how many calls each time is looked at if a call takes so long.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {

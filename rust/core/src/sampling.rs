@@ -11,7 +11,7 @@ const MIDDLE: usize = 397;
 /// The generator, at some place of its course.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The word that is drawn next; `WORDS` where new ones are to be made. At most `WORDS`.
+    /// The word that is drawn next; `WORDS` if new ones are to be made. At most `WORDS`.
     next: usize,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Python handles signals at the first line of a `__del__` as anywhere else, and ignores what is raised there: the
 //! object is gone, unfinished, and the KeyboardInterrupt too. So the slot that the interpreter calls is native here,
-//! where no signal is handled. It calls the method `_finalize`, again where that was interrupted, and tells it so: that
-//! one has to deliver the interrupt when it has returned. An object whose own attribute `_ended` is true has nothing to
-//! finish: no line of Python runs for it, where the handler of any signal could raise in vain.
+//! where no signal is handled. It calls the method `_finalize`. If a signal interrupts that, it calls `_finalize` once
+//! more and tells it so: this second call has to deliver the interrupt at its end. An object whose own attribute
+//! `_ended` is true has nothing to finish: no line of Python runs for it in which a signal handler could raise in vain.
 //!
 //! Runs in whichever thread drops the last reference, or collects garbage. Nothing is owned, the type adds no field.
 

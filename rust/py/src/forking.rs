@@ -45,7 +45,7 @@ fn wait(py: Python<'_>) {
     let (began, mut wanted) = (Instant::now(), 1);
     while wanted > 0 && began.elapsed() < PATIENCE {
         let asked = Instant::now();
-        let Ok(returned) = take.call0(py) else { return }; // whoever needs it in the child is told there
+        let Ok(returned) = take.call0(py) else { return }; // the code that needs it in the child is told there
         wanted = if asked.elapsed() > FREE { QUIET } else { wanted - 1 };
         RETURNED.with_borrow_mut(|all| all.push(returned));
         if wanted > 0 {

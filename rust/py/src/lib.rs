@@ -56,14 +56,14 @@ fn system_lacks() -> bool {
 /// and the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers
 /// this.)
 fn initialize(py: Python<'_>) -> PyResult<()> {
-    py.get_type::<PanicException>(); // whoever takes an exception compares it with this
-    py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up
+    py.get_type::<PanicException>(); // code that takes an exception compares it with this
+    py.detach(|| Python::attach(|_| ())); // each attach looks whether the interpreter is up
     fork::generation();
     pipes::handing::signals(py).map(drop)
 }
 
 /// Registers every class and function of the extension. Token, delivery, guard and the codec's helpers rely on Python's
-/// lock: a Python without one takes it back where it imports this module.
+/// lock: a Python without one takes it back as it imports this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

@@ -1,7 +1,7 @@
 //! NumPy's C API, looked up when the first array or scalar is met: importing this extension does not import NumPy.
 //!
 //! The API is a table of pointers behind a capsule of NumPy's. It is looked up here rather than by the `numpy` crate,
-//! of which only type definitions are used: the crate panics where the look-up fails, as it does when a signal handler
+//! of which only type definitions are used: the crate panics if the look-up fails, as it does when a signal handler
 //! raises meanwhile, and keeps the table behind a lock that a forked child may inherit from a thread that it lacks.
 //! Here a failure is an exception and the next call tries again; the table is published by one store, and two threads
 //! that look it up at once find the same one.
@@ -51,9 +51,9 @@ struct SecondDescr {
 /// The newest binary interface that this extension knows: that of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// NumPy's C API; imports NumPy where nobody has yet.
+/// NumPy's C API; imports NumPy if it is not imported yet.
 ///
-/// Runs no Python code where NumPy is loaded, so that no signal handler can get in between.
+/// Runs no Python code if NumPy is loaded, so that no signal handler can get in between.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with `look_up`.
@@ -127,7 +127,7 @@ impl NumPy {
         unsafe { self.entry(2) }
     }
 
-    /// The dtype of this number; where `own`, an object of its own, which nobody else refers to.
+    /// The dtype of this number; if `own`, an object of its own, which nobody else refers to.
     ///
     /// # Safety
     /// `number` is that of a built-in dtype.
@@ -170,7 +170,7 @@ impl NumPy {
         }
     }
 
-    /// The unit of a dtype of times; NULL where this NumPy keeps it elsewhere.
+    /// The unit of a dtype of times; NULL if this NumPy keeps it elsewhere.
     ///
     /// # Safety
     /// `dtype` is `datetime64` or `timedelta64`, and lives.
@@ -188,8 +188,8 @@ impl NumPy {
     /// A new array of a dtype: with memory of its own (`data` NULL), or over `data`. NumPy finds out most flags itself.
     ///
     /// # Safety
-    /// `dtype` is a built-in one. `strides` is NULL, or are as many as there are lengths. `data`, where given, covers
-    /// the array and outlives it.
+    /// `dtype` is a built-in one. `strides` is NULL, or has as many entries as there are lengths. `data`, if given,
+    /// covers the array and outlives it.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,
@@ -222,7 +222,7 @@ impl NumPy {
 
     /// Makes `base` what keeps the memory of `array` alive.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: PyArray_SetBaseObject; it takes over the reference to `base`, also where it fails.
+        // SAFETY: PyArray_SetBaseObject; it takes over the reference to `base`, also if it fails.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())

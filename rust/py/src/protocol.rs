@@ -149,7 +149,7 @@ impl PyReplacing {
         Ok(self.with(|replacing| replacing.item_of(child, &received)))
     }
 
-    /// Whether whoever takes the place repeats an epoch of which main has everything.
+    /// Whether the child that takes the place repeats an epoch of which main has everything.
     fn repeats(&self, child: usize, ended: Vec<bool>) -> PyResult<bool> {
         self.check(&[child], ended.len())?;
         Ok(self.with(|replacing| replacing.repeats(child, &ended)))

@@ -22,12 +22,12 @@ use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;
 
-/// What lies in a slot.
+/// The content of a slot.
 struct Entry {
     content: Py<PyAny>,
     /// The number of the item, if places are kept.
     index: Option<Index>,
-    /// The state of the source after the item; or, without a number, whatever a worker wants to be kept with the content.
+    /// The state of the source after the item; or, without a number, an object that the worker keeps with the content.
     mark: Option<Py<PyAny>>,
     /// Whether a hold does not wait for the worker that has this item.
     is_plain: bool,
@@ -65,11 +65,11 @@ pub struct ReadAheadQueue {
     /// The process that the worker threads live in, by the count of forks and by its number.
     generation: u64,
     process: u32,
-    /// Who reads ahead, in messages.
+    /// The name, in messages, of the reader ahead.
     name: String,
     /// Whether what is buffered stays when the queue is closed.
     keeps: bool,
-    /// What a consumer is told that asks a closed queue for more; without it, that there is no more.
+    /// The message for a consumer that asks a closed queue for more; without one, it is told that the queue has ended.
     when_closed: Option<String>,
 }
 
@@ -108,7 +108,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Changes the place. What it needs no more is dropped behind that.
+    /// Changes the place, and drops the marks that it needs no more after that.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map_or_else(Vec::new, |place| {
@@ -160,7 +160,7 @@ impl ReadAheadQueue {
 
     // -- workers ------------------------------------------------------------------------------------
 
-    /// Waits for the source and a slot for its next item; None where nobody wants any, or there are none.
+    /// Waits for the source and a slot for its next item; None if nobody wants any, or there are none.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         let mut answer = queue.reserve(Duration::ZERO);
@@ -176,7 +176,7 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits for a submitted item; None where nobody wants results.
+    /// Waits for a submitted item; None if nobody wants results.
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = self.get()?;
         loop {
@@ -297,7 +297,7 @@ impl ReadAheadQueue {
         Ok(ReadAheadHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
     }
 
-    /// Waits until no worker is at the source or may be changing an item; False where one still is after `seconds`.
+    /// Waits until no worker is at the source or may be changing an item; False if one still is after `seconds`.
     fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
         enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_still(slice), |_| Ok(false))
@@ -385,9 +385,9 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the queue's lock, and must not skip where it is held: what one of the collector's passes sees and the next
-    /// one does not would be taken for garbage. Threads hold it for a few instructions, none of which needs the GIL; in a
-    /// forked child, where a dead thread may hold it, nothing is looked at in any pass, and so nothing is collected.
+    /// Waits for the queue's lock even if it is held: an object that one pass of the collector sees and the next does
+    /// not would be taken for garbage. Threads hold the lock for a few instructions, none of which needs the GIL. In a
+    /// forked child, in which a dead thread may hold it, no pass looks at anything, and so nothing is collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;
@@ -416,10 +416,10 @@ impl Deref for Owner {
     }
 }
 
-/// What a hold is made of, taken away when it is released.
+/// The hold of the core, taken away when it is released.
 type Kept = Option<ManuallyDrop<Hold<Owner, Entry>>>;
 
-/// A hold on a queue, by whoever has asked for it: no worker begins an item before the last one is released.
+/// A hold on a queue: no worker begins an item before the last hold is released.
 ///
 /// A forked child has no workers, and may have inherited a held lock: there a hold is forgotten.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
@@ -435,7 +435,7 @@ impl ReadAheadHold {
 
 #[pymethods]
 impl ReadAheadHold {
-    /// Waits until the workers stand still; False where one is still busy with an item after `seconds`.
+    /// Waits until the workers stand still; False if one is still busy with an item after `seconds`.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
     }

@@ -106,7 +106,7 @@ impl PyMeeting {
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Another rank's: takes over a socket that is connected to rank 0. OSError where rank 0 does not answer there.
+    /// Another rank's: takes over a socket that is connected to rank 0. OSError if rank 0 does not answer there.
     #[staticmethod]
     fn join(
         py: Python<'_>,

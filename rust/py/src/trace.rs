@@ -1,7 +1,7 @@
 //! Logs of what happened when, as Python objects, and the one that this process writes.
 //!
 //! At most one log is written at a time in a process. Guards that were made meanwhile write into it, and so do sender
-//! and receiver; where there is none, that costs them a look at a flag per item.
+//! and receiver; if there is none, that costs them a look at a flag per item.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl PyTraceLog {
         Log::open(&path).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor by which another process finds it; -1 where there is none.
+    /// The descriptor by which another process finds it; -1 if there is none.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }

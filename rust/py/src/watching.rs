@@ -1,4 +1,4 @@
-//! The watch over loaders' `next`, as Python sees it: what to call where one does not come back, and when to end the
+//! The watch over loaders' `next`, as Python sees it: what to call if one does not come back, and when to end the
 //! thread.
 
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-"""What tests of loaders share: a machine of another size than this one, for what is chosen by that."""
+"""The common fixture of loaders' tests: a machine of another size than this one, for choices by that size."""
 
 from __future__ import annotations
 

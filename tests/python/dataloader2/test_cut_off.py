@@ -17,7 +17,7 @@ pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """What raises where it comes to an item; once."""
+    """Raises when it comes to an item; once."""
 
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
@@ -65,7 +65,7 @@ def unpinned(item: Any, device: Any) -> Any:
     return item
 
 
-#: What is cut off in the midst of it, over a shuffled source.
+#: Pipes that are cut off in the midst of an item, over a shuffled source.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -97,7 +97,7 @@ def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
-    """What comes before the source's item is cut off."""
+    """The items that come before the source's item is cut off."""
     got: list[Any] = []
     Cut.at, Cut.kind = at, kind
     with pytest.raises(kind):

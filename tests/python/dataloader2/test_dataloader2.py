@@ -21,7 +21,7 @@ from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 
-#: What the services of the current test were told; a service is copied, so it cannot hold the list itself.
+#: The calls of the current test's services; a service is copied, so it cannot hold the list itself.
 calls: list[str] = []
 
 

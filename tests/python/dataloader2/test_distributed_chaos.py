@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 
 SCRIPT = Path(__file__).parents[1] / "support/rank_chaos.py"
 
-#: What the jobs below have in common.
+#: The common plan of the jobs below.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -58,7 +58,7 @@ JOBS: list[dict[str, Any]] = [
 
 
 def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What came of the jobs."""
+    """The results of the jobs."""
     results = folder / "results.json"
     command = [sys.executable, str(SCRIPT), "--lanes", "3", "--results", str(results), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
@@ -68,7 +68,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What came of `JOBS`, which run beside each other, in any order."""
+    """The results of `JOBS`, which run beside each other, in any order."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     return run_chaos(tmp_path_factory.mktemp("chaos"), "--plans", json.dumps(plans))
 

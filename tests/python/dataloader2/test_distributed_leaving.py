@@ -177,7 +177,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: What the program of rank 1 does at its fourth item.
+#: The act of rank 1's program at its fourth item.
 GOING = {
     "an exception": "raise KeyError('in the training')",
     "an exception that is reported": "raise Reported",
@@ -300,7 +300,7 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """What the rank votes when it has left, which its thread does in its own time."""
+    """The vote of the rank when it has left; its thread votes in its own time."""
     until = time.monotonic() + 20
     while group.votes[-1] == 1 and time.monotonic() < until:
         time.sleep(0.001)

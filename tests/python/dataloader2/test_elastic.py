@@ -339,7 +339,7 @@ def service(group: ThreadGroup, workers: int) -> Any:
 
 
 def read(kind: str, ranks: int, workers: int, state: Any, count: int | None) -> tuple[list[list[Any]], dict[int, Any]]:
-    """What each rank gives, and their states."""
+    """The items of each rank, and their states."""
 
     def body(group: ThreadGroup) -> tuple[list[Any], Any]:
         with DataLoader2(PIPES[kind](), ShardingPolicy(block_of(kind)), service(group, workers)) as made:
@@ -358,7 +358,7 @@ def read(kind: str, ranks: int, workers: int, state: Any, count: int | None) -> 
 
 
 def dealt(left: list[Any], kind: str, ranks: int, workers: int) -> list[list[Any]]:
-    """What is left, as ranks and their workers share it out."""
+    """The items that are left, as ranks and their workers share them out."""
     workers = 1 if kind == "dispatch" else max(1, workers)
     shares: list[list[Any]] = [[] for _ in range(ranks)]
     for place, unit in enumerate(left):

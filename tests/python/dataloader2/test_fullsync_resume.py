@@ -81,8 +81,8 @@ def main(rank):
     return found
 """
 
-#: What differs between the ranks, and how many items were given at the state: which of them looked at its pipes before,
-#: replays its graph, holds more behind `fullsync`, or has workers that send no snapshots.
+#: The difference between the ranks, and how many items were given at the state: which of them looked at its pipes
+#: before, replays its graph, holds more behind `fullsync`, or has workers that send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

@@ -1,4 +1,4 @@
-"""What lasts beyond an epoch in child processes is in the states of later epochs, from their first moment."""
+"""State that lasts beyond an epoch in child processes is in the states of later epochs, from their first moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lasts beyond an epoch in pipes that stay in main over workers' items stands in the states of later epochs."""
+"""State that lasts beyond an epoch in pipes of main over workers' items stands in the states of later epochs."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_place_in_the_first_of_two_passes_is_told_in_the_second_one(dispatched: bool) -> None:
-    """Of the first pass of a loader's first epoch nothing lasts; of what was taken in it, nothing has to be told."""
+    """The first pass of a loader's first epoch leaves nothing that lasts; its items need not be told."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -374,7 +374,7 @@ def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_alread
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatched: bool) -> None:
-    """What goes on reads nothing of the workers' epoch any more, which is to be run all the same."""
+    """A loader that goes on reads nothing of the workers' epoch any more, which is to be run all the same."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)

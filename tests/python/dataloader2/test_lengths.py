@@ -76,7 +76,7 @@ STEPS: dict[str, Callable[[Any, int], Any]] = {
     "in main": lambda pipe, n: InMain(pipe),
 }
 
-#: Those that bring a branch of their own.
+#: The pipes that bring a branch of their own.
 JOINS = {"concat", "zip", "mux_longest"}
 
 SOURCES: dict[str, Callable[[int], Any]] = {

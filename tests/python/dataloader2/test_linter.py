@@ -65,7 +65,7 @@ class MyIterable:
 
 
 class Foreign:
-    """What looks like a pipe of another library, of which the linter knows nothing."""
+    """A class that looks like a pipe of another library, of which the linter knows nothing."""
 
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
@@ -222,7 +222,7 @@ def test_the_way_to_a_pipe_of_a_long_graph_is_cut_short() -> None:
 
 
 def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], list[str]]:
-    """What a loader with workers yields in two epochs, and of what it warns."""
+    """The items of a loader with workers in two epochs, and its warnings."""
     service = MultiProcessingReadingService(num_workers, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")

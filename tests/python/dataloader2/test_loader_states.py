@@ -265,7 +265,7 @@ else:
 
 
 class Held:
-    """What the thread of a loader's first epoch does: it stays in its first item until it is let go."""
+    """The events by which the thread of a loader's first epoch stays in its first item until it is let go."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 

@@ -31,7 +31,7 @@ class Generated(IterDataPipe):
 
 
 class Bad(ValueError):
-    """What one item raises."""
+    """The error of one item."""
 
 
 def failing(item: int) -> int:

@@ -76,7 +76,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """What the loader reads: its state is the number of items that came."""
+    """The pipe that the loader reads: its state is the number of items that came."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere

@@ -18,7 +18,7 @@ CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work"}
 
 
 def foreign_private_names(path: Path) -> set[str]:
-    """What a module takes of objects other than `self` though it is private."""
+    """The private names that a module takes of objects other than `self`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = {
         node.attr

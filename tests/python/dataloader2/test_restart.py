@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
 ]
 
-#: What tells of a death.
+#: The words that tell of a death.
 TOLD = "has taken its place"
 
 

@@ -247,7 +247,7 @@ def test_a_signal_handler_saves_while_main_waits_for_an_item(service):
     assert states
     for given, state in states[:: max(1, len(states) // 3)]:
         with DataLoader2.from_state(through_pickle(state), SERVICES[service]()) as other:
-            # What was given may have been on its way to `got` when the signal came.
+            # The last item may have been on its way to `got` when the signal came.
             assert list(other) in (got[given:], got[given + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""What goes on slowly is said: pipelines that cannot be saved, and states from which much is made again."""
+"""Warnings of slow resuming: pipelines that cannot be saved, and states from which much is made again."""
 
 from __future__ import annotations
 

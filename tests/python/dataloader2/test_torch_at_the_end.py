@@ -180,7 +180,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """What comes behind a position; one beyond the last item is behind the epoch's end."""
+    """The items behind a position; one beyond the last item is behind the epoch's end."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 

@@ -25,7 +25,7 @@ def draws(_=None):
 
 
 def expected(epoch_seeds):
-    """What a worker draws, by nothing but public functions of the libraries."""
+    """The numbers that a worker draws, by nothing but public functions of the libraries."""
     state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     python_seed, torch_seed, numpy_seed = epoch_seeds
     random.seed(python_seed)

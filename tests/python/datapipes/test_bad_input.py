@@ -1,6 +1,6 @@
 """Files that are damaged, hostile or unreadable, among good ones, in a loader with and without workers.
 
-Whatever the kind: the error names pipe and path, no file stays open in any process, and the loader yields all items as
+With every kind the error names pipe and path, no file stays open in any process, and the loader yields all items as
 soon as the file is mended.
 """
 
@@ -97,7 +97,7 @@ class Bad:
     bad: bytes
     #: From pairs of path and stream to the pipe that meets the file.
     pipe: Callable[[Any], Any]
-    #: Of the pipe and of what is wrong.
+    #: The names of the pipe and of the fault.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 

@@ -42,7 +42,7 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """What one that was resumed at a place yields in that epoch and the next, and what a run without a stop does."""
+    """The items of a graph resumed at a place in that epoch and the next, and those of a run without a stop."""
     start(5)
     pipe = build()
     epochs = [list(pipe) for _ in range(epoch + 2)]

@@ -57,7 +57,7 @@ class Served:
     name: str
     build: Callable[[Any, Places], Any]
     model: Callable[[list[str], Places], list[Any]]
-    #: What sources are drawn from.
+    #: The names from which sources are drawn.
     sources: tuple[str, ...] = field(default=tuple(CONTENT))
 
 

@@ -94,7 +94,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: What a producer yields, and through what it writes afterwards.
+#: The array that a producer yields, and the one through which it writes afterwards.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -244,7 +244,7 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # the last item lives while the next one is made
 
-    # What the sender keeps of the tensor when it is sent, and how it writes to it afterwards.
+    # The part of the tensor that the sender keeps when it is sent, and how it writes to it afterwards.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

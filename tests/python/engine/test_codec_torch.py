@@ -223,7 +223,7 @@ ROW = torch.arange(10.0)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overlap_it(loopback, name):
     def written(tensors):
-        """What the tensors hold after each of them was written to, in turn; the originals are put back."""
+        """The values of the tensors after each of them was written to, in turn; the originals are put back."""
         before = [tensor.clone() for tensor in tensors]
         for number, tensor in enumerate(tensors):
             tensor.fill_(number + 1)

@@ -70,7 +70,7 @@ class Computes(Exception):
 
 
 class HasAll(Exception):
-    """Whatever is asked for is there."""
+    """Has every attribute that is asked for."""
 
     def __getattr__(self, name):
         return f"its {name}"

@@ -1,4 +1,4 @@
-"""What a child does before any code of ours runs in it: it ends with main, even while it still imports the program."""
+"""A child before any code of ours runs in it: it ends with main, even while it still imports the program."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def test_memory_of_a_long_run_is_flat():
             if i in (2000, 5500):
                 gc.collect()
                 samples.append(usage(pids))
-        # 3,500 items of 0.3 MB went through in between: 1 GB. What may grow is noise.
+        # 3,500 items of 0.3 MB went through in between: 1 GB. Growth below the limit is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 

@@ -93,7 +93,7 @@ def test_children_that_outlive_their_loader_end_so_too():
 
 
 class Rang(Exception):
-    """What a handler of the user's raises."""
+    """The exception of a handler of the user's."""
 
 
 def ended_loader():

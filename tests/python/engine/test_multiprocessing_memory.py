@@ -91,7 +91,7 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
                 arrays.pop()
                 time.sleep(0.0002)
             counts.append(switches(pid) - before)
-        # What is left are the ends of its slices: ten a second.
+        # The ends of its slices are left: ten a second.
         assert sorted(counts)[2] < 40, counts
 
 

@@ -1,4 +1,4 @@
-"""What main, workers and the dispatching process say to each other: epochs, uneven work, calls, passes, deaths.
+"""Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, deaths.
 
 Every test here stood still, lost items or blamed nobody before the protocol was written down.
 """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: A PanicException is what PyO3 makes of a panic. Whoever takes one in Rust gets the panic back, which so can be had
+#: A PanicException is what PyO3 makes of a panic. Rust code that takes one gets the panic back, which so can be had
 #: without a function that panics.
 SCRIPT = """
 before = set(BaseException.__subclasses__())

@@ -94,7 +94,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: Who may be without a process or thread.
+#: The names of those that may be without a process or thread.
 WHO = (
     "worker process ",
     "the dispatching process",
@@ -106,7 +106,7 @@ users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
 
 def run(tmp_path, method, graph, rooms):
-    """What came of each attempt, by the number of tasks there was room for, and what was printed."""
+    """The result of each attempt, by the number of tasks there was room for, and the output."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
     user = next(users)

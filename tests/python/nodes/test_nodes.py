@@ -1,4 +1,4 @@
-"""What all nodes have in common: their contract, the layout of states, what they say of wrong arguments."""
+"""The common rules of all nodes: their contract, the layout of states, their errors for wrong arguments."""
 
 from __future__ import annotations
 

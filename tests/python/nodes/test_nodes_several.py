@@ -28,7 +28,7 @@ CRITERIA = [
 
 
 def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most: int) -> list[tuple[str, int]]:
-    """What several sources yield, by the words of the criteria."""
+    """The items of several sources, by the words of the criteria."""
     place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)

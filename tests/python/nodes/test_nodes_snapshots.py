@@ -1,4 +1,4 @@
-"""What nodes that users wrote after upstream's find: snapshot stores, counters, the wrapper of start-up errors."""
+"""The names for nodes that users wrote after upstream's: snapshot stores, counters, the wrapper of start-up errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guide says of accelerate, on two ranks: its program, and what `prepare()` does to loaders."""
+"""The guide's words on accelerate, on two ranks: its program, and the effect of `prepare()` on loaders."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ KNOWN = {"IterDataPipe": IterDataPipe}
 
 
 def lacks() -> list[str]:
-    """What README and the pages say is not there yet."""
+    """The features that README and the pages call missing."""
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
     return [entry for text in texts for listed in LISTS.findall(text) for entry in ENTRIES.findall(listed)]
 

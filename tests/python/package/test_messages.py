@@ -1,4 +1,4 @@
-"""What old code matches in messages: fragments of those of torchdata 0.9 stand in ours."""
+"""Fragments of torchdata 0.9's messages, which old code matches, stand in ours."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: What is done, the kind of exception or warning, and the regular expressions that its text is searched for.
+#: The act, the kind of exception or warning, and the regular expressions that its text is searched for.
 ROWS: dict[str, tuple[Callable[[], Any], type[BaseException], tuple[str, ...]]] = {
     "exception in the dispatching process": (
         dispatched,

@@ -105,7 +105,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("metrics.opentelemetry", "opentelemetry", "otel", lambda: metrics.opentelemetry(loader)),
 ]
 
-#: What nothing imports before it is needed. `asyncio` is of the standard library, but slow to import.
+#: Libraries that nothing imports before they are needed. `asyncio` is of the standard library, but slow to import.
 LATE = {library for _, library, _, _ in NEEDS} | {"asyncio", "huggingface_hub", "numpy", "sklearn", "urllib3"}
 
 

@@ -35,7 +35,7 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
-    """What a caller passes, or None where nobody knows.
+    """The parameters for a caller to pass, or None if they are not known.
 
     Args:
         function: what is called.
@@ -49,7 +49,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """What a caller passes to a class: what `__new__` takes, where it takes more than anything."""
+    """The parameters of a class: those of `__new__`, unless it takes anything."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)
@@ -94,7 +94,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
 
 
 def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a name of a module, as the release describes it."""
+    """The faults of a name of a module, by the release's description."""
     if not hasattr(owner, name):
         yield f"{name} is missing"
         return

@@ -1,4 +1,4 @@
-"""Of an exception users read their own frames, and one note on the pipe, its place and the item."""
+"""An exception shows users their own frames, and one note on the pipe, its place and the item."""
 
 from __future__ import annotations
 

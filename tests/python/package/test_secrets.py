@@ -176,7 +176,7 @@ def test_errors_of_users_keep_their_messages():
 
 
 class Response:
-    """What aiohttp's errors know of their request."""
+    """A response as aiohttp's errors hold it."""
 
     def __init__(self, real_url):
         self.real_url = real_url

@@ -26,7 +26,7 @@ NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", 
 
 
 class Page(HTMLParser):
-    """What a page refers to."""
+    """The references of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 
 def style_references(text: str) -> Iterator[str]:
-    """What a style sheet makes a browser fetch."""
+    """The files that a style sheet makes a browser fetch."""
     for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
         yield found[1] or found[2]
 

@@ -1,4 +1,4 @@
-"""What threads, copies and forked children may do with a loader: each row of the guide's table, for each family."""
+"""A loader and threads, copies and forked children: each row of the guide's table, for each family."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Reader(threading.Thread):
 
 
 def in_child(function: Callable[[], Any]) -> str:
-    """What a function returns, or raises, in a forked child."""
+    """The result, or the error, of a function in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

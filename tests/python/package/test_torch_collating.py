@@ -57,7 +57,7 @@ def test_batches_are_made_in_the_memory_that_they_leave_by(method: str) -> None:
 
 
 class Odd:
-    """What torch's function collates by other means, or refuses."""
+    """Items that torch's function collates by other means, or refuses."""
 
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
@@ -145,7 +145,7 @@ def is_for_torch(item: Any) -> bool:
 
 
 def outcome(batch: list[Any], table: Any) -> Any:
-    """What collating gives, or how it fails."""
+    """The result of collating, or its error."""
     from torch.utils.data._utils.collate import collate
 
     try:

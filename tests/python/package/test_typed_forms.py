@@ -84,7 +84,7 @@ TYPES = [
     ("DataLoader2(numbers, num_workers=2)", "DataLoader2[int]"),
 ]
 
-#: What a checker says about each line of code.
+#: A checker's message about each line of code.
 MISTAKES = [
     ("numbers.mpa(str)", 'has no attribute "mpa"'),
     ("words.bacth(2)", 'has no attribute "bacth"'),
@@ -170,7 +170,7 @@ indexed = StatefulDataLoader(range(3), batch_size=2)
 
 
 def checked(code: str, folder: Path) -> list[str]:
-    """What mypy says about the code, one message a line."""
+    """The messages of mypy about the code, one a line."""
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
@@ -193,7 +193,8 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """What mypy says, by line: of the sample, of each type and of each mistake. All in one run, as that takes long."""
+    """The messages of mypy by line: of the sample, of each type and of each mistake. All in one run, as that takes
+    long."""
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
     found: dict[int, list[str]] = {number: [] for number in range(1, len(lines) + 1)}

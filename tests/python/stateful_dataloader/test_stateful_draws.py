@@ -1,4 +1,4 @@
-"""What samples draw from the global generators, behind a state and behind an epoch that was left."""
+"""Draws of samples from the global generators, behind a state and behind an epoch that was left."""
 
 from __future__ import annotations
 

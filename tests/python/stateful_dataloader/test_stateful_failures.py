@@ -1,4 +1,4 @@
-"""What goes wrong in workers of a StatefulDataLoader, and what is left when it does: nothing."""
+"""Failures in workers of a StatefulDataLoader, which leave nothing behind."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """What a loader gives in an epoch in which Ctrl-C is pressed all the time, and how often it was."""
+    """The batches of an epoch in which Ctrl-C is pressed all the time, and how often it was."""
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)

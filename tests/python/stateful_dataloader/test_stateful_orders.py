@@ -200,13 +200,13 @@ def test_positions_of_generators_are_a_seed_and_a_count_and_come_back(seed: int)
         generator = torch.Generator().manual_seed(seed)
         if drawn:
             torch.empty(drawn, dtype=torch.int32).random_(generator=generator)
-        saved = json.loads(json.dumps(generators.encoded(generator.get_state())))
+        saved = json.loads(json.dumps(generators.encoded(generators.read(generator))))
         assert saved == [seed, drawn]
         again = torch.Generator()
-        again.set_state(generators.decoded(again, saved))
+        generators.write(again, generators.decoded(again, saved))
         assert torch.rand(700, generator=again).tolist() == torch.rand(700, generator=generator).tolist()
     torch.randn(3, generator=generator)  # keeps one normal number for later
-    again.set_state(generators.decoded(again, generators.encoded(generator.get_state())))
+    generators.write(again, generators.decoded(again, generators.encoded(generators.read(generator))))
     assert torch.randn(5, generator=again).tolist() == torch.randn(5, generator=generator).tolist()
     for one in (random.Random(seed), numpy.random.RandomState(7), numpy.random.default_rng(seed)):
         one.gauss(0, 1) if isinstance(one, random.Random) else one.normal()

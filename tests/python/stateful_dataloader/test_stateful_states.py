@@ -1,4 +1,4 @@
-"""What stands in a state of StatefulDataLoader: 0.11's keys, as of what was given; and what is made of damage."""
+"""The content of a StatefulDataLoader's state: 0.11's keys, as of the given batches; and the answer to damage."""
 
 from __future__ import annotations
 

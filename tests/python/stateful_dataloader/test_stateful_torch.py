@@ -1,4 +1,4 @@
-"""What torch's loader does, StatefulDataLoader does: order, seeds, arguments, guards, warnings, what workers see."""
+"""StatefulDataLoader does as torch's loader: order, seeds, arguments, guards, warnings, the view of workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Told(Dataset[Any]):
-    """What a worker is told, and what its generators give."""
+    """A dataset of the worker's info, and of the draws of its generators."""
 
     def __len__(self) -> int:
         return 8
@@ -72,7 +72,7 @@ class Reversed(Sampler[int]):
 
 
 def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
-    """What both loaders give."""
+    """The batches of both loaders."""
     found = []
     for cls in (DataLoader, StatefulDataLoader):
         torch.manual_seed(seed)

@@ -40,7 +40,7 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
-    """What the program writes to a terminal of 100 columns."""
+    """The output of the program to a terminal of 100 columns."""
     import fcntl
     import struct
     import termios

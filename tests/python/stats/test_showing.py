@@ -1,4 +1,4 @@
-"""What people see of pipes, loaders and statistics: words, pictures, notebooks."""
+"""Pipes, loaders and statistics as people see them: words, pictures, notebooks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def watching_threads() -> int:
     return found
 
 
-#: What was warned of; not an argument, as loaders copy their pipes.
+#: The warnings; not an argument, as loaders copy their pipes.
 told: list[warnings.WarningMessage] = []
 
 

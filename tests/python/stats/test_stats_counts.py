@@ -1,4 +1,4 @@
-"""What a loader counts, against what was counted by hand: in this process and in workers of every start method."""
+"""A loader's counts against counts by hand: in this process and in workers of every start method."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_the_time_of_a_pipe_is_its_own():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # What a busy machine adds may stand in any of them, but in one only.
+    # The time that a busy machine adds may stand in any of them, but in one only.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]

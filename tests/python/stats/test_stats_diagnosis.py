@@ -73,7 +73,7 @@ def measured_while_it_keeps_up(make, **options):
 
 
 def seconds(words):
-    """What a time in words says: "4.1 ms"."""
+    """The seconds of a time in words: "4.1 ms"."""
     number, unit = words.split()
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
@@ -358,7 +358,7 @@ def test_an_empty_pipeline_names_its_source_or_what_passes_nothing_on(workers):
 
 
 def test_workers_of_one_thread_are_not_said_to_run_many():
-    """What they did before the first item is as much of their time as of their processor's."""
+    """Their work before the first item counts to their time as well as to their processor's."""
     with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
         list(dl)
         stats = dl.stats()

@@ -182,7 +182,7 @@ def test_memory_that_the_program_has_closed_is_made_anew():
 
 
 def test_nobody_is_sent_a_signal_for_which_he_has_no_handler():
-    """Whatever a damaged page says, and whoever has the number of a process that has ended."""
+    """The rule holds for every content of a damaged page, and for a number that another process has by now."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: Of the header of a page, where the role and the number of its pipes stand.
+#: The places of the role and of the number of pipes in the header of a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 

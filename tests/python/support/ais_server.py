@@ -27,7 +27,7 @@ class Cluster(BaseHTTPRequestHandler):
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
-        """What is asked for (`buckets` or `objects`), the URL of the bucket, and the name in it."""
+        """The kind of the request (`buckets` or `objects`), the URL of the bucket, and the name in it."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]

@@ -21,24 +21,24 @@ from typing import Any, Protocol
 
 @dataclass
 class Verdict:
-    """What became of a program."""
+    """The result of a program."""
 
     seed: int
     category: str
     #: The program, for a person to read.
     words: str
-    #: In which way it was wrong, or nothing.
+    #: The fault, or nothing.
     wrong: str = ""
-    #: Why nobody could be right, or nothing.
+    #: The reason why no result can be right, or nothing.
     unknowable: str = ""
-    #: What is told about its state.
+    #: Facts about its state.
     known: dict[str, Any] = field(default_factory=dict)
-    #: In which way a further comparison failed, if it was made; which one is the judge's matter.
+    #: The fault that a further comparison of the judge's found, if it was made.
     unlike: str | None = None
 
     @property
     def told(self) -> str:
-        """What a failed test says of it, or nothing."""
+        """The message of a failed test, or nothing."""
         return "" if self.unknowable else self.wrong or self.unlike or ""
 
 
@@ -71,7 +71,7 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """In which epoch what was found differs from what was expected, and how, or nothing.
+    """The first difference between the found and the expected epochs, in words, or nothing.
 
     Args:
         found: epochs as lists of items or batches.

@@ -1,4 +1,5 @@
-"""What the tests of the on-disk cache share: pipelines over files of a folder, and that no claim is left."""
+"""The common parts of the tests of the on-disk cache: pipelines over files of a folder, and a check that no claim is
+left."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def names(paths):
 
 
 def content(folder):
-    """What is in a folder, name by name."""
+    """The content of a folder, name by name."""
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 

@@ -1,7 +1,7 @@
 """The code blocks of a Markdown page, and running them as a reader does who follows the page from its top.
 
-All Python blocks of a page are one program, in their order. What a block prints stands in the `text` block below it;
-where there is none it prints nothing. A comment above a block tells what is different:
+All Python blocks of a page are one program, in their order. The `text` block below a block holds its output; if there
+is none, it prints nothing. A comment above a block tells what is different:
 
     <!-- alone -->              the block is a program of its own
     <!-- not run: REASON -->    the block is not run, here
@@ -92,7 +92,7 @@ def _allowed(program: list[Example]) -> list[str]:
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """What each of the page's examples prints, when they are run in the folder; fails where one fails."""
+    """The output of each of the page's examples, run in the folder; fails if one fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

@@ -1,4 +1,4 @@
-"""What drivers of random loaders have in common: seeds one after the other, for so long, and what is said of them."""
+"""The common parts of the drivers of random loaders: seeds one after the other, for so long, and a report of them."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 
 A topology is (ranks, workers of each). From each to each, the states of all ranks are loaded where the epoch begins, in
 the middle of a block and of the workers' round, near the end, behind the last item, behind the end and in the second
-epoch. What the new ranks give must be what is left in the global order, dealt out by their numbers; the next epoch is
-compared, too. Ranks are threads of this process.
+epoch. The new ranks must give the rest of the global order, dealt out by their numbers; the next epoch is compared,
+too. Ranks are threads of this process.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Kind:
         return made
 
     def dealt(self, units: list[Any], topology: Topology) -> list[list[Any]]:
-        """What each rank gives of units that are left."""
+        """The units that each rank gives of those that are left."""
         ranks, workers = topology[0], 1 if self.dispatches else topology[1]
         shares: list[list[Any]] = [[] for _ in range(ranks)]
         for place, unit in enumerate(units):

@@ -60,7 +60,7 @@ class FreshProcesses:
         self._server.wait()
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """What a function returns, named as "module:function"; arguments and result are JSON.
+        """Calls a function, named as "module:function", and returns its result; arguments and result are JSON.
 
         Raises:
             RuntimeError: the function raised, its process died or took too long.

@@ -37,7 +37,8 @@ from torchdata.datapipes.iter import (
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
-#: What the readers of archives promise to raise for damage. (RuntimeError: `zipfile`, for encrypted members.)
+#: The errors that the readers of archives promise to raise for damage. (RuntimeError: `zipfile`, for encrypted
+#: members.)
 PROMISED = (
     tarfile.TarError,
     zipfile.BadZipFile,

@@ -1,7 +1,7 @@
 """States, boards of counters and messages of ranks that nobody has written, for `fuzz_files`.
 
 States are changed in two ways: in their bytes, as a disk does it, and in a value at any depth, with seals and checksums
-that fit to it, as somebody does who means harm. What is loaded is gone on with.
+that fit to it, as somebody does who means harm. A state that loads is gone on with.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """What is sealed or pickled in a value of bytes, if that is so, and what makes such bytes of it."""
+    """The object that a value of bytes holds sealed or pickled, if it does, and the function that makes such bytes of
+    it."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":

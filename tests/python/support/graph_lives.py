@@ -21,7 +21,7 @@ from random_pipelines import Differs
 
 
 class GraphLife(Life):
-    """What is done, drawn from a seed."""
+    """A life of a graph, drawn from a seed."""
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods)

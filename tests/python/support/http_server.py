@@ -189,7 +189,7 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """What a test knows of the server: its address, its folder, and what was asked for."""
+    """The server as a test sees it: its address, its folder, and the requests that came."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.root = folder, f"http://127.0.0.1:{port}"

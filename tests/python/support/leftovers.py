@@ -1,4 +1,4 @@
-"""What a process may leave behind, seen in /proc: processes, descriptors, shared memory. Imports no test tool."""
+"""Leftovers of a process, seen in /proc: processes, descriptors, shared memory. Imports no test tool."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def started_children():
 
 
 def state(pid):
-    """What a process does, in one of ps's letters; X where there is none."""
+    """The state of a process, in one of ps's letters; X if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -62,7 +62,7 @@ def state_of(loader: Any, steps: int) -> dict[str, Any]:
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """What the model was given in a run, and its weights at the end.
+    """The batches that the model was given in a run, and its weights at the end.
 
     Args:
         library: which one.

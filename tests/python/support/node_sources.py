@@ -20,7 +20,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """What a node yields, with the texts of errors at their places, at most 50."""
+    """The items of a node, with the texts of errors at their places, at most 50."""
     found: list[Any] = []
     while len(found) < 50:
         try:

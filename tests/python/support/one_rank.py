@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Alone:
-    """What a reading service asks of a group."""
+    """A group of one rank, as a reading service needs it."""
 
     rank, world_size = 0, 1
 

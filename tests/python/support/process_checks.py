@@ -1,4 +1,4 @@
-"""What the tests of worker processes share: making loaders, and looking for what they leave behind."""
+"""The common parts of the tests of worker processes: making loaders, and looking for their leftovers."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python -m random_lives --seed 17 --runs 1              # one of them again
 
 A life has a pipeline, a service, and some epochs, of which some are left early and some begin with a seed of their own.
-What one loader gives that is only read is what must come in the other, too, in which everything else happens: states
+The items of a loader that is only read must come in the other loader, too, in which everything else happens: states
 between two items and from signal handlers and threads, loaders that go on from them, also from older ones, before and
 after `iter`, with other numbers of workers; `skip`, limits, other iterators, statistics; and deaths of processes.
 """
@@ -45,7 +45,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.services import choosing, steering
 
-#: What lasts from epoch to epoch.
+#: The steps whose state lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
 #: How a process dies.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]
@@ -74,11 +74,11 @@ def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
 
 
 class Bad(ValueError):
-    """What some items raise."""
+    """The error of some items."""
 
 
 class Inconclusive(Exception):
-    """Nobody can say what is to come."""
+    """The items to come cannot be known."""
 
 
 def failing(item: Any) -> Any:
@@ -89,7 +89,7 @@ def failing(item: Any) -> Any:
 
 
 class Life(random_pipelines.Plan):
-    """What is done, drawn from a seed."""
+    """The acts of a life, drawn from a seed."""
 
     #: Whether Ctrl-C is pressed, at moments that follow from the clock.
     presses = True
@@ -168,7 +168,7 @@ class Life(random_pipelines.Plan):
 
 
 def only_read(life: Life) -> list[Epoch]:
-    """What a loader gives that is read, and nothing else."""
+    """The epochs of a loader that is only read."""
     begin()
     epochs = []
     with life.made(restarts=False) as loader:
@@ -267,7 +267,7 @@ class Run:
         return len(self.expected[self.epoch])
 
     def _things(self) -> list[Callable[[], None]]:
-        """What may be done now."""
+        """The acts that are possible now."""
         things = [self._go_on, self._go_on, self._save, self._limit, self._iterate, self._look]
         if threading.current_thread() is threading.main_thread():
             things += [self._save_by_signal, self._interrupt] if self.life.presses else [self._save_by_signal]
@@ -419,7 +419,8 @@ class Run:
         if more and not self.loader._is_paused:
             self._read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # What is loaded after `iter` has begun its epoch, for which no seed can be given any more.
+        # A state that is loaded after `iter` is loaded into an epoch that has begun: no seed can be given for it any
+        # more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves and way != "from state":
             choices = [None, 1, 2, 3, 4, *([0] if life.shard == "filter" and not life.main else [])]
@@ -450,7 +451,7 @@ class Run:
             return
         if self.life.draws_in_main:
             raise Inconclusive  # what the beginning has drawn from the global generators is gone
-        # Nobody knows whether an epoch was left. What lasts may have run on in processes.
+        # It is not known whether an epoch was left. Lasting state may have moved on in processes.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self._state()))

@@ -20,7 +20,7 @@ from leftovers import children
 
 
 class Rang(Exception):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 class Timer:

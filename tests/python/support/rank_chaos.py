@@ -47,7 +47,7 @@ EPOCHS, ITEMS = 3, 8
 
 @dataclass
 class Plan:
-    """What a job does, drawn from its seed."""
+    """The plan of a job, drawn from its seed."""
 
     seed: int
     ranks: int
@@ -87,7 +87,7 @@ class Plan:
 
 
 class Chaos(Exception):
-    """What a rank raises in the user's code."""
+    """The error that a rank raises in the user's code."""
 
 
 class Diary:

@@ -43,7 +43,7 @@ class ForkedProgram:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """What the program ended with; None as long as it runs."""
+        """The exit code of the program; None as long as it runs."""
         if self.returncode is None and select.select([self._process], [], [], 0)[0]:
             self.returncode = os.waitstatus_to_exitcode(_ask({"reap": self.pid}))
         return self.returncode
@@ -60,7 +60,7 @@ class ForkedProgram:
             os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, None]:
-        """What it has written to its standard output and error, once it has ended."""
+        """The text of its standard output and error, once it has ended."""
         until, written = time.monotonic() + timeout, b""
         while self._output >= 0:
             if not select.select([self._output], [], [], max(0.0, until - time.monotonic()))[0]:

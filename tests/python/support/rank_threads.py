@@ -40,7 +40,7 @@ class ThreadGroup:
 
 
 def in_ranks(ranks: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """What the body returns on each rank. What it raises on one ends all, and is raised."""
+    """Returns the results of the body by rank. An error on one rank ends all, and is raised."""
     meetings = _Meeting(ranks), _Meeting(ranks)
     found: list[Any] = [None] * ranks
     failures: list[BaseException] = []

@@ -87,7 +87,7 @@ class Job:
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """What the rank returned or raised, and after how many seconds."""
+        """The result or the error of the rank, and after how many seconds it came."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():

@@ -1,4 +1,4 @@
-"""What the S3 server of the tests holds."""
+"""The buckets of the tests' S3 server."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-#: What each kind of event must have, and of which type.
+#: The fields that each kind of event must have, and their types.
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "M": {"name": str, "pid": int, "tid": int, "args": dict},
     "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "dur": (int, float)},
@@ -28,7 +28,7 @@ _METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread
 
 @dataclass(frozen=True)
 class Slice:
-    """What a thread did; times in nanoseconds."""
+    """An activity of a thread; times in nanoseconds."""
 
     name: str
     process: str

@@ -49,7 +49,7 @@ class TraceProcessor:
     """
 
     def __init__(self, trace: bytes) -> None:
-        #: What the module has printed.
+        #: The output of the module.
         self.printed = ""
         config = wasmtime.Config()
         config.cranelift_opt_level = "none"  # compiling takes far longer than reading what tests write
@@ -90,7 +90,7 @@ class TraceProcessor:
         return list(zip(*[iter(cells)] * columns, strict=True)) if columns else []
 
     def warnings(self) -> dict[str, int]:
-        """What the UI warns of when it opens the file: by name of the counter, how often."""
+        """The warnings of the UI when it opens the file: by name of the counter, how often."""
         return dict(
             self.query(
                 "select name, sum(value) from stats "
@@ -128,7 +128,7 @@ class TraceProcessor:
     def _call(self, name: str, *arguments: int) -> Any:
         return self._exports[name](self._store, *arguments)
 
-    # What the module asks of its host.
+    # The functions that the module asks of its host.
 
     def _function(self, kind: wasmtime.FuncType, host: Any) -> wasmtime.Func:
         failed = {0: None, 1: _NO_FILE}[len(kind.results)]

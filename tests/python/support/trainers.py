@@ -316,7 +316,7 @@ def torchtitan(run: Training) -> None:
 
 
 def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """What holds the data set's state, of each worker, in a state: public programs read and write there."""
+    """The dicts in a state that hold the data set's state, by worker: public programs read and write there."""
     if "_snapshot" in state:
         workers = state["_snapshot"]["_worker_snapshots"]
         assert state["_snapshot"]["_main_snapshot"]["_num_workers"] == len(workers)
@@ -409,7 +409,7 @@ def train(trainer: str, **options: Any) -> list[Any]:
 
 
 def resharded(workers: int, ahead: int) -> list[Any]:
-    """What comes behind a state of three batches whose data set states were moved ahead by so many items."""
+    """The batches behind a state of three batches whose data set states were moved ahead by so many items."""
 
     def loader() -> Any:
         options = {"multiprocessing_context": "fork"} if workers else {}

@@ -23,7 +23,7 @@ STACKS = "TESTS_SHOW_STACKS"
 
 @dataclass
 class Ran:
-    """What came of a run."""
+    """The result of a run."""
 
     ok: bool
     #: One line that says why not.
@@ -94,7 +94,7 @@ def session(number):
 
 
 def survivors_of(number, seconds=5.0):
-    """Who is left of a session, after a while: main has ended, so the others are about to."""
+    """The processes that are left of a session, after a while: main has ended, so the others are about to."""
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -22,10 +22,10 @@ __all__ = ["UNSENT", "DataChunk", "has_own_reducer", "loads", "pickled_parts"]
 UNSENT = "_torchdata_unsent"
 
 
-#: What a pickle begins with that refers to tensors laid out behind it. No pickle begins so by itself.
+#: The first byte of a pickle that refers to tensors laid out behind it. No other pickle begins with it.
 _WITH_TENSORS = b"T"
 
-#: Where a pickler's table of reducers is put: it does not look at an attribute where its class has one of that name.
+#: Where a pickler's table of reducers is put: it does not look at an attribute if its class has one of that name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()

@@ -30,7 +30,7 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """What `reraise` needs to raise `error` in another process. `where` names this one.
+    """The description by which `reraise` raises `error` in another process. `where` names this one.
 
     A process that user code has forked inside a child ends here: it has nothing to tell in the child's name.
     """
@@ -90,7 +90,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
     return wrapped
 
 
-#: What to do instead of raising it in a pipeline, by the name of the exception.
+#: Advice for an exception that a pipeline must not raise, by the name of the exception.
 _ADVICE = {
     "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
     "Exception to report an error, and leave the loop over the loader to end it",

@@ -38,7 +38,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    """What `str` says of an exception; None where that fails."""
+    """Returns the `str` of an exception; None if that fails."""
     try:
         return str(error)
     except Exception:
@@ -63,7 +63,7 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
 
 
 def rebuilt(forms: list[Form]) -> BaseException | None:
-    """The exception, by the first form that this process can have; None where there is none."""
+    """The exception, by the first form that this process can have; None if there is none."""
     return next((error for error in map(_put_together, forms) if error is not None), None)
 
 
@@ -119,7 +119,7 @@ class _Limited:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """The pickle of a value, if it can be loaded; None where it cannot, or has more bytes than there is room for."""
+    """The pickle of a value, if it can be loaded; None if it cannot, or has more bytes than there is room for."""
     file = _Limited(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
@@ -158,12 +158,12 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """What an exception holds, in slots, too."""
+    """The attributes of an exception, with those in slots."""
     return {**attributes_of(error), **_members(error, of_builtins=False)}
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """What lies in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
+    """The values in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
@@ -178,7 +178,7 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
 
 
 def _put_together(form: Form) -> BaseException | None:
-    """The exception in this form; None where this process cannot have it."""
+    """The exception in this form; None if this process cannot have it."""
     try:
         error = _MAKERS[form[0]](form[1])
     except Exception:

@@ -18,17 +18,17 @@ from torchdata._engine.items.tensors import Departing
 
 __all__ = ["Tables", "has_own_reducer"]
 
-#: What a pickler finds for an object of a type.
+#: The function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: What a pickler does where its table says nothing, as an entry of the table, without a frame of Python's.
+#: The default of a pickler, for a type without an entry in its table, as such an entry: it runs no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
 def _users_reducers() -> dict[type, Reducer]:
     """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
 
-    Those that the two registered themselves are left out: they send descriptors and handles by other ways.
+    Reducers that the two registered themselves are left out: they send descriptors and handles by other ways.
     """
     libraries = ("multiprocessing", "torch")
     return {
@@ -92,7 +92,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: What users had registered when the tables were made.
+        #: The reducers of users when the tables were made.
         self._seen: tuple[dict[type, Any], dict[type, Any]] = ({}, {})
 
     def take(self, pickling: Any) -> Reducers:

@@ -2,7 +2,7 @@
 
 Role: used by the codec (codec.py and rust/py/src/codec) wherever torch is loaded. A pickle refers to tensors by number;
 `Departing` collects them while it is written and lays them out, `Arrived` makes them again while it is read. Imports
-torch only where there are tensors.
+torch only if there are tensors.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Location(NamedTuple):
     #: The number of the block of memory, and the byte in it.
     block: int
     offset: int
-    #: Of a tensor (dtype name, shape, strides, requires_grad), of a storage the number of its bytes.
+    #: For a tensor (dtype name, shape, strides, requires_grad), for a storage the number of its bytes.
     what: tuple[str, tuple[int, ...], tuple[int, ...], bool] | int
 
 
 class Departing:
     """The tensors and storages of an item while it is pickled, which refers to them by number.
 
-    Which of them overlap is known when all have been seen; then they are laid out: those that have elements in common
-    in one block, so that they have them in common on arrival, too, each of the others in a block of its own. What else
-    is in their storage is left where it is.
+    They are laid out when all have been seen. Tensors with common elements are laid out in one block, so that they
+    share them on arrival, too; each other tensor gets a block of its own. The rest of their storage is left where it
+    is.
     """
 
     def __init__(self) -> None:
-        #: What was met: its span, what it is, and the object, which keeps the memory.
+        #: Each tensor or storage that was met: its span, its description, and the object, which keeps the memory.
         self.locations: list[tuple[Span, Any, Any]] = []
 
     def add_tensor(self, tensor: Any) -> int:
@@ -193,7 +193,7 @@ def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, stri
 
 
 class _Interface:
-    """What NumPy asks for an array over memory of others'."""
+    """The interface by which NumPy makes an array over foreign memory."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
@@ -231,7 +231,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling, the inner one where an object in an item unpickles another.
+    #: The item that this thread is unpickling, the inner one if an object in an item unpickles another.
     innermost: Arrived | None = None
 
 
@@ -339,8 +339,8 @@ def _without_gaps(tensor: Any) -> Any:
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
-    `span` is where it lies, by which tensors that overlap are found; None where pickling it tells. `what` is (dtype
-    name, shape, requires_grad, address, bytes, room) where its elements can be copied as they lie, else an object to
+    `span` is where it lies, by which tensors that overlap are found; None if pickling it tells. `what` is (dtype
+    name, shape, requires_grad, address, bytes, room) if its elements can be copied as they lie, else an object to
     pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
 
     Raises:

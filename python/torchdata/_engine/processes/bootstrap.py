@@ -1,4 +1,4 @@
-"""What a child that inherits nothing does before it imports anything: it watches main, and searches no cycles.
+"""The first acts of a child that inherits nothing, before its imports: it watches main, and searches no cycles.
 
 Role: under spawn and forkserver a child imports the program's main module before any code of this package runs in it,
 which may take long. multiprocessing sends the name of its process ahead of everything else, so the name brings along
@@ -25,7 +25,7 @@ PREFIX = "torchdata "
 EARLY_THRESHOLD = 1_000_000
 #: The thread that watches main until the engine's own does. It carries the event that ends it.
 _WATCHER = "torchdata-early-watch"
-#: Ends the child within a tenth of a second after main; where nothing else tells, after its parent. Where there is no
+#: Ends the child within a tenth of a second after main; if nothing else tells, after its parent. If there is no
 #: room for a thread, the child learns of main's end after its imports, as it does of the missing room.
 _WATCH = f"""
 import os, select, threading
@@ -60,14 +60,14 @@ except RuntimeError:
 
 
 class ChildName(str):
-    """The name of a child's process, which does what must not wait where it is unpickled in the child.
+    """The name of a child's process, which does the work that must not wait when it is unpickled in the child.
 
-    It is unpickled before the child imports the main module, and with it whatever the user's program imports. What it
-    does is all by the standard library, as the child may not be able to import this package yet. Anywhere else it is
-    pickled as the string that it is.
+    It is unpickled before the child imports the main module, and with it the imports of the user's program. It uses the
+    standard library alone, as the child may not be able to import this package yet. Anywhere else it is pickled as the
+    string that it is.
 
     The child is made to end with main: one that imports for a minute would outlive main for as long. And its threshold
-    of collecting cyclic garbage is raised: where the program imports torch, starting two children by spawn takes 2.8 s
+    of collecting cyclic garbage is raised: if the program imports torch, starting two children by spawn takes 2.8 s
     of their processors' time with that and 3.6 s without (medians of 4 alternating runs).
     """
 

@@ -26,7 +26,7 @@ _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 
 @dataclass
 class CommonSetup:
-    """What the setups of all children have in common."""
+    """The common part of all children's setups."""
 
     bells: Handle[BellBoard]
     #: The process with which the child is to end.
@@ -57,7 +57,7 @@ class CommonSetup:
             stats: the board on which it counts, if it does.
 
         Returns:
-            Whether there is anything to do: False where main is gone already.
+            Whether there is anything to do: False if main is gone already.
         """
         self.signals.leave_to_main()
         note_child()
@@ -78,8 +78,8 @@ class CommonSetup:
 def _keep_freed_memory() -> None:
     """Lets the allocator keep up to twice so much memory that was freed, rather than give it back at once.
 
-    What a child makes for one batch, it frees and makes again for the next. Given back in between, each page of it
-    costs a fault: a tenth of the time where images are decoded. glibc learns that from the large blocks that it sees
+    A child frees the objects of one batch, and allocates the same sizes for the next. Given back in between, each page
+    costs a fault: a tenth of the time if images are decoded. glibc learns that from the large blocks that it sees
     freed; in a child these lie in shared memory, and it sees none. So it is shown one, which is never touched. Limits
     that the user has set (`MALLOC_TRIM_THRESHOLD_`) stay as they are.
     """

@@ -46,7 +46,7 @@ _started: dict[BaseProcess, list[tuple[int, tuple[int, int]]]] = {}
 
 def note_pipes(process: BaseProcess) -> None:
     """Notes a process that was started: multiprocessing holds a pipe to it, which later children inherit under fork."""
-    # No public attribute holds both ends. Where they are not found they stay open until a later child ends.
+    # No public attribute holds both ends. If they are not found they stay open until a later child ends.
     finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
     arguments = getattr(finalizer, "_args", None) or ()
     _started[process] = [(one, _behind(one)) for one in arguments if isinstance(one, int)]
@@ -63,7 +63,7 @@ def forget_process(process: BaseProcess) -> None:
 
 
 def _behind(descriptor: int) -> tuple[int, int]:
-    """What a descriptor leads to: device and file number, of which every pipe has its own."""
+    """The file behind a descriptor: device and file number, of which every pipe has its own."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
@@ -86,7 +86,7 @@ def close_inherited_pipes() -> None:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 
-#: What `pickle` says of a function that it does not find in the program.
+#: The message of `pickle` for a function that it does not find in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: Whether it was said that the system is not whole.
 _warned = False
@@ -131,7 +131,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._fd = os.dup(file.fileno())
-        # Written, not mapped: where there is no room that is an error rather than a SIGBUS.
+        # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
         with open(self._fd, "wb", closefd=False) as file:
             file.write(pickled)
 
@@ -244,7 +244,7 @@ def _main_cannot_be_imported() -> bool:
 
 
 def pickle_graph(obj: Any) -> bytes:
-    """Pickles what a child needs: by pickle where it can, else by cloudpickle (lambdas, local classes)."""
+    """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes)."""
     if not _main_cannot_be_imported():
         try:
             return pickle.dumps(obj, protocol=5)

@@ -17,7 +17,7 @@ __all__ = ["CANNOT_WATCH", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died
 CANNOT_WATCH = os.EX_OSERR
 #: Exit code of a child that was about to start children of its own while it imported the program.
 NO_GUARD = os.EX_CONFIG
-#: What such a program lacks.
+#: The fault of such a program, and the remedy.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -40,7 +40,7 @@ _BY_SIGNAL = {
 
 
 class Exited(Protocol):
-    """What is asked of a child that has ended: `ChildProcess` has it."""
+    """The attributes of a child that has ended: `ChildProcess` has them."""
 
     @property
     def name(self) -> str: ...
@@ -56,13 +56,13 @@ class Exited(Protocol):
 
 
 def exit_message(child: Exited) -> str:
-    """What happened to a child, and what to do."""
+    """Tells what happened to a child, and what to do."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
 def how_it_died(child: Exited) -> tuple[str, str]:
-    """What happened to a child; and what to do."""
+    """Tells what happened to a child; and what to do."""
     code = child.exitcode
     if code is None:
         how = "died"

@@ -29,12 +29,12 @@ __all__ = ["ForkedChild", "fork_all"]
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
 PATIENCE = 10.0
-#: What a child says: its number, and which lock it is about to take; that it has them all.
+#: The messages of a child: its number, and the lock that it is about to take; that it has them all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
 class _Target:
-    """What a forked child runs: it takes the locks, says that it has begun, and calls the target."""
+    """The function of a forked child: takes the locks, says that it has begun, and calls the target."""
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
@@ -101,7 +101,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """What it runs, until it has begun."""
+        """Its function, until it has begun."""
         assert self._target is not None
         return self._target
 
@@ -127,7 +127,7 @@ class ForkedChild(ChildProcess):
         self.replace_process(self._new())
 
     def leave_alone(self) -> None:
-        """Notes that it is forked no more, mostly because it has begun: main needs what it runs no more."""
+        """Notes that it will not be forked again, mostly because it has begun: main drops its target."""
         self._target = None
 
 
@@ -178,7 +178,7 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *(child.sentinel() for child in waiting.values())], LOOK)
-        # Before it is read what they have said. Deaths of another kind are told by whoever looks for the dead.
+        # Deaths are looked for before the messages are read. Other deaths are reported by the looks for dead processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
@@ -198,7 +198,7 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """What children have said since: their numbers, and steps."""
+    """The new messages of children: their numbers, and steps."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -1,12 +1,12 @@
 """Locks of libraries that other threads of main may hold when a child is forked.
 
-Role: a fork copies every lock as it is, and of the threads only the one that forks. What another thread holds then is
-held in the child for ever. Python and the C library see to their own locks; nobody sees to those of PyTorch's and
+Role: a fork copies every lock as it is, and of the threads only the one that forks. A lock that another thread holds
+then is held in the child for ever. Python and the C library see to their own locks, but not to those of PyTorch's and
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to that of a module that a thread is importing. So whoever forks a child of the engine waits right
-before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked. PyTorch's is
-taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that
-prints without a pause never leaves them free: the child makes its buffers anew.
+seeds there), nor to that of a module that a thread is importing. So a thread that forks a child of the engine waits
+right before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked.
+PyTorch's is taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and
+a thread that prints without a pause never leaves them free: the child makes its buffers anew.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _renew_streams() -> None:
 
 
 def _numpy_lock() -> Any:
-    """That of NumPy's global generator; None where it is not loaded, or not yet as a whole."""
+    """That of NumPy's global generator; None if it is not loaded, or not yet as a whole."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
     return None if generator is None else generator().lock
 
@@ -58,7 +58,7 @@ def _take_numpy() -> None:
 
 
 def _torch_generator() -> Any:
-    """The global one; None where PyTorch is not loaded, or not yet as a whole."""
+    """The global one; None if PyTorch is not loaded, or not yet as a whole."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -68,7 +68,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: What waits for each lock, by what holds it in words.
+#: The function that waits for each lock, by the words for a thread that holds it.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": _take_numpy,

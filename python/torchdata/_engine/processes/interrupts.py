@@ -47,7 +47,8 @@ _CAN_BE_HELD = tuple(
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-#: What `signal.getsignal` wraps, which makes an `enum` of its result: 4 µs for all signals in place of 150.
+#: The function that `signal.getsignal` wraps, which makes an `enum` of its result: 4 µs for all signals in place of
+#: 150.
 _getsignal = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
@@ -78,7 +79,7 @@ class InterruptsDeferred:
         self._later = later
         #: Signals that have come and are not delivered yet, in their order.
         self._noted: list[int] = [signal.SIGINT] if noted else []
-        #: What handles each signal outside.
+        #: The handler of each signal outside.
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._has_begun = self._is_over = False
         self._outer: InterruptsDeferred | None = None
@@ -199,7 +200,7 @@ def block_all() -> None:
 
 @dataclass(frozen=True)
 class MainSignals:
-    """What main does with signals, for the children that it starts."""
+    """Main's handling of signals, for the children that it starts."""
 
     #: The signals that it handles in Python.
     handled: tuple[int, ...]
@@ -208,11 +209,12 @@ class MainSignals:
 
     @classmethod
     def now(cls) -> MainSignals:
-        """What this process does."""
+        """The handling of this process."""
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """What a child does first: it takes no notice of what is sent to all processes, nor of what main handles.
+        """Makes a child take no notice of signals that are sent to all processes, nor of those that main handles. A
+        child does this first.
 
         The signals are not ignored, but have a handler that does nothing: programs that the child starts would inherit
         that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what main
@@ -235,7 +237,7 @@ class MainSignals:
 
 
 def _caught() -> set[int]:
-    """Signals that this process handles, in Python or in C (`faulthandler.register`), where the system tells."""
+    """Signals that this process handles, in Python or in C (`faulthandler.register`), if the system tells."""
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
         mask = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
         return {number for number in _CAN_BE_HELD if mask >> (number - 1) & 1}
@@ -247,7 +249,7 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(_number: int, _frame: FrameType | None) -> None:
-    """What a child does upon a signal that is main's to handle."""
+    """The handler in a child of a signal that main handles."""
 
 
 def _hear_again() -> None:

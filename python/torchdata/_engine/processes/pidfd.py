@@ -14,7 +14,7 @@ __all__ = ["Pidfd", "is_ready"]
 
 
 class Pidfd:
-    """Another process, by a descriptor of it where the system has such, else by its number.
+    """Another process, by a descriptor of it if the system has such, else by its number.
 
     Args:
         pid: its number.

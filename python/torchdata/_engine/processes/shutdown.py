@@ -1,8 +1,8 @@
 """Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
-Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it. `Shutdown` ends
-all of them, from wherever it is called first and as often as it is called: it goes on where it was cut off.
-`OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
+Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, even if other code reaped it.
+`Shutdown` ends all of them, from wherever it is called first and as often as it is called: it goes on where it was cut
+off. `OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
 
 A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
 a program, and children take no notice of it (`interrupts.py`).
@@ -34,12 +34,12 @@ ASKED = 3.0
 KILLED = 5.0
 #: The command to end, and the word that is ordered with it.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
-#: Seconds between two looks at who has ended, where nothing tells.
+#: Seconds between two looks at who has ended, if nothing tells.
 LOOK = 0.02
 
 
 class Process(Protocol):
-    """What is asked of a process: `multiprocessing.Process` has it."""
+    """The interface of a process: `multiprocessing.Process` has it."""
 
     @property
     def pid(self) -> int | None: ...
@@ -89,7 +89,7 @@ class _Closed:
 
 
 class ChildProcess:
-    """The process of one child, whoever reaps it.
+    """The process of one child, even if other code reaps it.
 
     A program that ignores SIGCHLD, or whose handler reaps all children, keeps multiprocessing from learning that one
     has ended: it takes such a child for alive for ever. The kernel's answer that there is no such child tells.
@@ -105,7 +105,7 @@ class ChildProcess:
         self.name = name
         #: Its process number, once started.
         self.pid: int | None = None
-        #: Its exit code, negative for a signal; None while it runs, and where nobody knows it.
+        #: Its exit code, negative for a signal; None while it runs, and if nobody knows it.
         self.exitcode: int | None = None
         #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
         self.is_orphan = False
@@ -151,7 +151,7 @@ class ChildProcess:
             return True
         if not _is_nobodys_child(popen.pid):
             return False
-        # Nobody is to send a signal to this number any more: it may belong to another process by now.
+        # No signal may be sent to this number any more: it may belong to another process by now.
         popen.returncode = 0
         return True
 
@@ -213,7 +213,7 @@ def _wait(children: list[ChildProcess], seconds: float, enough: Callable[[], boo
 
 
 class Closes(Protocol):
-    """What can be closed."""
+    """An object that can be closed."""
 
     def close(self) -> None: ...
 
@@ -245,9 +245,9 @@ class Shutdown:
         #: Forks others in the places of those that die; ends when they have.
         self.forker: Closes | None = None
         self._bells = bells
-        #: What lets children obey that wait for main, before they are asked to stop.
+        #: Called before the children are asked to stop, so that those that wait for main obey.
         self.beforehand: Callable[[], None] | None = None
-        #: What is to be done once they have ended.
+        #: Called once they have ended.
         self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
         self.commanders: list[Sender] = []
@@ -352,13 +352,13 @@ class OwnsChildren(Finalized):
     def shutdown(self) -> None:
         """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
-        Where it was cut off, the next call goes on.
+        If it was cut off, the next call goes on.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """What `__del__` does. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
+        """Does the work of `__del__`. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

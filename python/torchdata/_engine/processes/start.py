@@ -25,12 +25,12 @@ __all__ = ["start_all"]
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """Starts the children; where that fails or is interrupted, some of them run.
+    """Starts the children; if that fails or is interrupted, some of them run.
 
     Args:
         children: the children.
         start_method: multiprocessing's name of how.
-        started: called with the number of each child that was started. What it raises is passed on.
+        started: called with the number of each child that was started. Its errors are passed on.
 
     Raises:
         OSError: the system has no room for another process; the message names the child and the remedy.

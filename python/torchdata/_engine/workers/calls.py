@@ -3,8 +3,8 @@
 Role: main's side. One that takes the place of a child makes some items again, and a function that changes what a pipe
 does is to meet it between the same two items as it met the child. So a child says with its acknowledgement how many
 items it had made, in a word of shared memory that outlives it. It acknowledges before it goes on: of a worker that has
-not, main has no item that was made behind the function, and behind what was received is as good a place as any. What
-the dispatching process had made before it could acknowledge is known to nobody.
+not, main has no item that was made behind the function, and behind what was received is as good a place as any. The
+items that the dispatching process had made before it could acknowledge are not known.
 
 No function is left out, nor two equal ones taken for one: nobody knows what they do.
 """
@@ -32,7 +32,7 @@ class Noted:
 
     serial: int
     function: Callable[[Any], Any]
-    #: By child, the number of the command that told it; none where it was not told.
+    #: By child, the number of the command that told it; none if it was not told.
     numbers: dict[int, int] = field(default_factory=dict)
     #: By child, how many items it had made.
     places: dict[int, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Calls:
                 earlier.places[index] = min(place, earlier.places.get(index, place))
 
     def settle_behind(self, index: int, received: int) -> None:
-        """Notes of a worker that has ended, and of which so many items were received, where others apply the rest."""
+        """Notes of a worker that has ended, and of which so many items were received, if others apply the rest."""
         self.settle(index)
         for noted in self.now:
             if noted.concerns(index):
@@ -107,5 +107,5 @@ class Calls:
 
     @staticmethod
     def of(index: int, noted: Sequence[Noted]) -> tuple[Call, ...]:
-        """What a child is told that makes items again."""
+        """The calls for a child that makes items again."""
         return tuple((one.places.get(index, BETWEEN), one.serial, one.function) for one in noted if one.concerns(index))

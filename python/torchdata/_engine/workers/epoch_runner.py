@@ -1,4 +1,4 @@
-"""What runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
+"""Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
 Role: carries out main's commands (start an epoch, call a function on the graph, stop) and runs the pipe graph in
 between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the engine decides what
@@ -57,7 +57,7 @@ class EpochRunner:
             lines, bells = self.setup.lines, self.setup.common.bells.shared
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         self.program: EpochProgram
-        #: What commands do to the epoch that runs.
+        #: The rules for commands that come while an epoch runs.
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
@@ -65,7 +65,7 @@ class EpochRunner:
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Why there is no graph to run: reported in each epoch.
         self.failure: tuple[Any, ...] | None = None
-        #: Those that are to be applied behind later items than the next one, in their order.
+        #: The calls that are to be applied behind later items than the next one, in their order.
         self.due: list[Call] = []
 
     def prepare(self, program: EpochProgram) -> None:
@@ -122,7 +122,8 @@ class EpochRunner:
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Of the share: the latest pass that was opened, and what was read of it, or had been where this run began."""
+        """The latest pass of the share that was opened, and the part of it that was read, or had been when this run
+        began."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -166,7 +167,7 @@ class EpochRunner:
         self.program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(self.program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
-        # Who goes on from a snapshot reads; main has that one, and does not wait for another.
+        # A run that goes on from a snapshot reads; main has that snapshot, and does not wait for another.
         unread = announced and start.content is None
         with self.program.beginning_unread() if unread else nullcontext():
             iterator = self.program.go_on_from(start.content)
@@ -182,7 +183,7 @@ class EpochRunner:
         return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
 
     def _send_pass(self, begin: Callable[[], Iterator[Any]]) -> bool:
-        """Sends all items once, or why that fails. False where another epoch, or the end, is commanded."""
+        """Sends all items once, or why that fails. False if another epoch, or the end, is commanded."""
         failure = self.failure
         try:
             if failure is None:
@@ -226,7 +227,7 @@ class EpochRunner:
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. What it raises ends the epoch that runs, and each one after it."""
+        """Applies a function to the graph. An error of it ends the epoch that runs, and each one after it."""
         try:
             if self.failure is None:
                 self.program.call(function)

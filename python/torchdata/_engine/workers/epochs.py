@@ -268,7 +268,7 @@ class Children:
         to: ChildProcess | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        """Sends a command, to that process alone if it is given, else to whoever has the place."""
+        """Sends a command, to that process alone if it is given, else to the one that has the place now."""
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
@@ -283,11 +283,11 @@ class Children:
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """What is looked at while a child is waited for."""
+        """The look at processes while a child is waited for."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # Whoever waits for the dispatching process in the midst of an item obeys when that goes on.
+        # A worker that waits for the dispatching process in the midst of an item obeys when that goes on.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
@@ -329,6 +329,6 @@ class Children:
 
 
 def _trace_of(room: Room, index: int, name: str) -> str | None:
-    """Where a child writes its trace; None where nothing is traced."""
+    """Where a child writes its trace; None if nothing is traced."""
     writing = tracing.current
     return None if writing is None else writing.path_for(room.board, room.first_page + index, name)

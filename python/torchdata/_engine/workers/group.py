@@ -99,7 +99,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: What main counts.
+        #: The counters of main.
         self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
         if self.room.is_first:
@@ -107,7 +107,7 @@ class Group(OwnsChildren):
 
     @property
     def ending(self) -> Shutdown:
-        """What ends the children."""
+        """The shutdown of the children."""
         return self._shutdown
 
     def start(self, replaces: bool = False) -> list[Link]:
@@ -130,7 +130,7 @@ class Group(OwnsChildren):
                 # Starting the others may take long: a death that was there before is not to wait for them.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
-            # What the dispatching process needs, which is started last, it has in common with others.
+            # The dispatching process is started last, and shares its descriptors with the workers.
             if index < members.num_workers:
                 lines.control.shared.close_descriptor()
                 lines.outputs[0].shared.close_descriptor()
@@ -188,7 +188,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """What main does when the children of a group have ended whose counters nobody else looks after."""
+    """Ends main's counting after a group whose counters belong to no loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()

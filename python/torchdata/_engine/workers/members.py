@@ -56,7 +56,7 @@ class Members:
         self.commanders: list[Sender] = []
         #: By child: how many commands it was sent.
         self.sent = [0] * len(self.names)
-        # Nobody takes it in a forked child, which commands nobody.
+        # A forked child does not take it, as it commands no process.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self._program_class = commands, program_class

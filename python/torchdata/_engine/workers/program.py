@@ -1,4 +1,5 @@
-"""What the children of a group run, as the engine sees it: a program, and the runner that carries out commands for it.
+"""The programs of a group's children, as the engine sees them: a program, and the runner that carries out commands for
+it.
 
 Role: the contract between the engine, which knows processes, links and commands, and the three that have something to
 run in them: `DataLoader2`'s graphs, `StatefulDataLoader`'s datasets and the functions of nodes. Main pickles a program
@@ -34,20 +35,20 @@ class Runner(Protocol):
         """`child` is the `Child` whose commands are carried out."""
 
     def prepare(self, program: Any) -> None:
-        """Called once, before the first command. What it raises becomes the `failure`."""
+        """Called once, before the first command. Its error becomes the `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """Carries out a command; returns whether another one is to follow."""
 
 
 class Program(ABC):
-    """What the workers of a group run."""
+    """The program of a group's workers."""
 
     #: The class of the runner.
     runner: ClassVar[type[Runner]]
-    #: What each worker is called in messages, by its number.
+    #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
-    #: What a worker does, in the words of the error that reports its death.
+    #: The work of a worker, in the words of the error that reports its death.
     stage: ClassVar[str] = "reading items"
 
     @abstractmethod
@@ -73,7 +74,7 @@ class ChildInfo:
         worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
         num_workers: the number of workers.
         dispatches: whether this is the dispatching process.
-        open_dispatched: makes an iterator over the items that are dealt to this worker; None where nothing is
+        open_dispatched: makes an iterator over the items that are dealt to this worker; None if nothing is
             dispatched.
     """
 
@@ -81,14 +82,14 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: What was read of the dispatched items: the pass; items and checksum.
+    #: The part of the dispatched items that was read: the pass; items and checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
 
 
 class EpochProgram(Program):
     """A program that is iterated once in each epoch. Main gets what its methods raise in the place of items."""
 
-    #: What is iterated in each epoch.
+    #: The pipe that is iterated in each epoch.
     datapipe: Any
 
     @abstractmethod
@@ -113,8 +114,8 @@ class EpochProgram(Program):
         """Called between two items.
 
         Returns:
-            What was read of the dispatched items (the pass; items and checksum), and bytes for `go_on_from`; None where
-            there is nothing to go on from now.
+            The part of the dispatched items that was read (the pass; items and checksum), and bytes for `go_on_from`;
+            None if there is nothing to go on from now.
         """
 
     @abstractmethod

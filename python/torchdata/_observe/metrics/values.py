@@ -34,7 +34,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 where there is none."""
+    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 if there is none."""
     for service in services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
@@ -89,8 +89,8 @@ class Measuring:
 class Grown:
     """Keeps counters from falling, which readers take for a new beginning, and count all of the value once more.
 
-    Times are differences and estimates, so they may come out a little lower than before: they stay then. Those that the
-    system counts begin anew in a process that takes the place of one that died: what that had is added.
+    Times are differences and estimates, so they may come out a little lower than before: they stay then. Counters of
+    the system begin anew in a process that takes the place of one that died: the value of the dead one is added.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Finding running loaders from outside, and looking at them without touching them.
 
 Role: runs in an observer. The counters of a loader lie in anonymous memory of which its main process holds a
-descriptor; `/proc` shows that to whoever may look into the process: the same user, and root. The memory is mapped for
+descriptor; `/proc` shows that to those who may look into the process: the same user, and root. The memory is mapped for
 reading alone, and nothing is left behind. Only a stack is asked for by a signal (see `stacks`).
 
 Root looks into other users' processes, and what calls itself a board may be anything. It must be sealed against
@@ -51,7 +51,7 @@ class Attached:
         pid: its main process.
         command: the command line of that, without the secrets in it.
         board: its counters.
-        numbers: by the number that a process has in the loader's container, the one that it has here; None where these
+        numbers: by the number that a process has in the loader's container, the one that it has here; None if these
             are the same.
     """
 
@@ -125,7 +125,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """By the numbers that processes have in the container of one of them, those that they have here.
 
-    None where there is no container, or this process is in the same one.
+    None if there is no container, or this process is in the same one.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -180,7 +180,7 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """The loader of a board that a process holds; None where another one is its main process, or it is no board."""
+    """The loader of a board that a process holds; None if another one is its main process, or it is no board."""
     try:
         board = StatsBoard.observe(path)
         board.read()
@@ -212,7 +212,7 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Like `find`; where a process has no loader itself, those of its parent, whose worker it may be.
+    """Like `find`; if a process has no loader itself, those of its parent, whose worker it may be.
 
     Raises:
         NoLoaderError: there is none.

@@ -10,7 +10,7 @@ the main thread runs Python code or looks for signals: as it does where it waits
 
 A process that is signalled before it answers, or after, would be ended by the signal. So a page says nothing before the
 handler stands, who asks looks whether it does, and the signal is ignored whenever it does not: for good, from a
-process's first loader on. Ignoring it is the main thread's to do. Where another thread has made the first loader, the
+process's first loader on. Ignoring it is the main thread's to do. If another thread has made the first loader, the
 handler and its memory stay.
 """
 
@@ -65,7 +65,7 @@ class _Answering:
         self.signal: int = 0 if inherited is None else inherited.signal
         #: The signal upon which a child tells the stacks of its other threads; 0: it does not.
         self.others: int = 0
-        #: Whether the signal is ignored where the handler does not stand.
+        #: Whether the signal is ignored if the handler does not stand.
         self.ignored: bool = inherited is not None and inherited.ignored
         #: The memory's descriptor and inode, in one value: a fork in another thread's midst sees both or neither.
         self.opened: tuple[int, int] = (-1, 0)
@@ -101,7 +101,7 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and says how on its page, which goes on saying nothing where the system refuses."""
+    """Makes this process answer, and says how on its page, which goes on saying nothing if the system refuses."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
@@ -116,7 +116,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 
 def _open(now: _Answering) -> bool:
-    """Opens the memory and has the handler write to it; False where no signal is free."""
+    """Opens the memory and has the handler write to it; False if no signal is free."""
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):  # the program took it since
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -190,7 +190,7 @@ def _is_ours(descriptor: int) -> bool:
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Takes that back, where this process has said it."""
+    """Removes from a page that this process answers, if it has been noted there."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:
@@ -217,9 +217,9 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) -> str | None:
-    """The Python stacks of another process, the innermost call first; None where it does not answer.
+    """The Python stacks of another process, the innermost call first; None if it does not answer.
 
-    That of its main thread comes first. Those of its other threads follow, where it is a child whose main thread comes
+    That of its main thread comes first. Those of its other threads follow, if it is a child whose main thread comes
     to that.
 
     Args:
@@ -259,7 +259,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """The stacks of a process's other threads, where they come in time; its answers have been read up to `size`."""
+    """The stacks of a process's other threads, if they come in time; its answers have been read up to `size`."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)

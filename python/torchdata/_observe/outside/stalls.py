@@ -49,7 +49,7 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 def _words(board: Any, peer: int | None, waited: float) -> str:
-    # Imported where something is wrong: a loader that runs needs none of it.
+    # Imported if something is wrong: a loader that runs needs none of it.
     from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -95,7 +95,7 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
 
 
 def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
-    """Takes that back."""
+    """Ends the watch on a loader's calls."""
     delivery.watch_no_more()
     _watched.pop(number, None)
 
@@ -134,7 +134,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """The warning; None where main waits for another process, of which its collector tells."""
+    """The warning; None if main waits for another process, of which its collector tells."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -32,7 +32,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time: "4.1 ms"; a dash where it is not known."""
+    """A time: "4.1 ms"; a dash if it is not known."""
     if seconds is None:
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -42,7 +42,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share: "62 %"; a dash where it is not known."""
+    """A share: "62 %"; a dash if it is not known."""
     return "-" if share is None else f"{100 * share:.0f} %"
 
 

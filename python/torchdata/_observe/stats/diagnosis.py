@@ -33,7 +33,7 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True)
 class Verdict:
-    """What limits a loader.
+    """The limit of a loader.
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """What limits the loader of which these are the statistics."""
+    """Finds the limit of the loader of which these are the statistics."""
     for rule in RULES:
         verdict = rule(stats)
         if verdict is not None:
@@ -116,7 +116,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Who waits for whom, from a process on: the last one is at fault."""
+    """The chain of processes that wait for each other, from one on: the last one is at fault."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])

@@ -88,7 +88,7 @@ def _flags(pipe: Any) -> Flag:
 def location_of(pipe: Any) -> str | None:
     """Where the user's function that the pipe calls stands, as `file:line`; or the user's class.
 
-    None where all is ours.
+    None if all is ours.
     """
     for attribute, value in vars(pipe).items():
         if attribute.endswith("fn") and callable(value):
@@ -112,7 +112,7 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _short(path: str) -> str:
-    """A path relative to the program's folder, or to the working directory, where it lies below; else its
+    """A path relative to the program's folder, or to the working directory, if it lies below; else its
     last two parts.
     """
     for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):

@@ -128,7 +128,7 @@ class Reading:
         at: when, in nanoseconds of the monotonic clock.
         full: whether the time of each pipe is taken.
         pages: by index, what each process has counted.
-        cpu: by index, seconds of processor time, of waiting for it and of life; None where the system does not tell.
+        cpu: by index, seconds of processor time, of waiting for it and of life; None if the system does not tell.
         alive: the indices of processes that run.
     """
 

@@ -1,7 +1,7 @@
 """From what the processes have counted to the statistics of a loader.
 
-Role: reads a board and does sums. Runs in main, or in whoever observes a loader from outside. Counters are not read at
-one moment, so sums may be off by what happens meanwhile.
+Role: reads a board and does sums. Runs in main, or in a process that observes a loader from outside. Counters are not
+read at one moment, so sums may be off by what happens meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """A page whose texts can be shown, with the number of the process as this one knows it; 0 where it knows none."""
+    """A page whose texts can be shown, with the number of the process as this one knows it; 0 if it knows none."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     if numbers is not None:

@@ -1,6 +1,6 @@
 """The recorder of a loader's statistics: finds or makes the board, binds its pipes, reads it.
 
-Role: owned by one `DataLoader2`; runs in main. Where the service starts processes, the board is theirs; otherwise it
+Role: owned by one `DataLoader2`; runs in main. If the service starts processes, the board is theirs; otherwise it
 has one page. Loading never fails for want of statistics.
 """
 
@@ -30,7 +30,7 @@ VARIABLE = "TORCHDATA_STATS"
 
 
 class CountedService(Protocol):
-    """What statistics ask of a reading service."""
+    """The interface of a reading service to the statistics."""
 
     def engine_processes(self) -> Any:
         """The processes that run the graph and have a board; None without such."""
@@ -62,7 +62,7 @@ class Recorder:
         self._counting: Counting | None = None
         #: The counters when the loader was shut down, and that moment.
         self._last: tuple[int, bool, list[Any]] | None = None
-        #: What the service says below the table.
+        #: The sentences of the service below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:

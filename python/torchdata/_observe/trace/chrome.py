@@ -261,7 +261,7 @@ def _us(nanoseconds: int) -> str:
 
 
 def write_trace(path: str, logs: list[ProcessLog], began: int) -> int:
-    """Writes a trace, compressed where the name ends in `.gz`; returns how many slices and flows it has.
+    """Writes a trace, compressed if the name ends in `.gz`; returns how many slices and flows it has.
 
     The file appears whole or not at all.
     """

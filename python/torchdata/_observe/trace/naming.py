@@ -1,6 +1,6 @@
 """The pipes of one process in its log: each is numbered when it is first iterated, and said what it is.
 
-Role: used by whoever writes a log, in main and in children.
+Role: used by the writers of logs, in main and in children.
 """
 
 from __future__ import annotations

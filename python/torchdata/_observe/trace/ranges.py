@@ -1,6 +1,6 @@
 """Ranges around the pipes of the main process, for torch's profiler and for NVTX.
 
-Role: runs in main, in the thread that iterates. PyTorch is used where the program has loaded it, and NVTX where it uses
+Role: runs in main, in the thread that iterates. PyTorch is used if the program has loaded it, and NVTX if it uses
 CUDA already: nothing is initialised for want of a range.
 """
 
@@ -25,7 +25,7 @@ _open = _Open()
 
 
 def range_maker(name: str) -> Callable[[bool], None] | None:
-    """The function that begins (True) and ends (False) a range of that name; None where PyTorch is not loaded."""
+    """The function that begins (True) and ends (False) a range of that name; None if PyTorch is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "autograd"):
         return None

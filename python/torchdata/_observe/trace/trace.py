@@ -1,7 +1,7 @@
 """`torchdata.trace`: makes the logs of all processes, and at the end one file of them.
 
 Role: runs in main; owns the logs. They lie in anonymous memory that children open through `/proc`, so that nothing is
-left behind, whoever dies, and what a child that was killed has written is in the file. Writing the file takes seconds
+left behind if a process dies, and the file has the events of a child that was killed. Writing the file takes seconds
 for a million events, after the traced part.
 """
 
@@ -60,7 +60,7 @@ class _Session:
         return f"/proc/{os.getpid()}/fd/{self.children[loader, page][1].fileno()}"
 
     def stop(self) -> None:
-        """Nobody writes any more."""
+        """Ends the writing in all processes."""
         for log in [self.log, *(log for _, log in self.children.values())]:
             log.stop()
 
@@ -77,7 +77,7 @@ class Trace:
     """See `torchdata.trace`.
 
     Attributes:
-        path: the file; None where there is none.
+        path: the file; None if there is none.
         events: how many events were written; 0 before the end.
         left_out: how many found no room.
     """

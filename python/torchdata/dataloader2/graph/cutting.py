@@ -49,7 +49,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was read in this pass: items and checksum."""
+        """The share that was read in this pass: items and checksum."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """What stood in a worker's graph in 0.9 until a function of the worker connected it to the dispatching process.
+    """The pipe that 0.9 had in a worker's graph until a function of the worker connected it to the dispatching process.
 
     Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
     connected by the worker runtime, and have nothing to do. In graphs of their own it stands for dispatched items.
@@ -65,10 +65,10 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """The pipe at whose end the graph is cut for the dispatching process, or None where nothing is dispatched.
+    """The pipe at whose end the graph is cut for the dispatching process, or None if nothing is dispatched.
 
     It is the first pipe (seen from the sources) through which all items of all
-    `sharding_round_robin_dispatch` pipes pass. Where a branch shares a source with a dispatched one, both are
+    `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched one, both are
     dispatched; pipes that read from each other in a circle are dispatched together.
 
     Args:
@@ -114,7 +114,7 @@ def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe
         graph: a worker's graph, or what `traverse_dps` returned for it.
 
     Returns:
-        The last pipe of the graph alone where nothing is dispatched, and an empty list where everything is.
+        The last pipe of the graph alone if nothing is dispatched, and an empty list if everything is.
     """
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
@@ -132,16 +132,16 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """The ends of the branches that may be copied into worker processes.
 
-    A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
-    is left are branches; of branches that read from one another, the foremost one is returned. Where pipes refer
-    to each other in a circle, one does not count as a reader of another that stands nearer to the end.
+    A pipe whose `is_replicable()` is False must exist once, and so must all pipes that read from it. The other pipes
+    form branches; of branches that read from one another, the foremost one is returned. If pipes refer to each other in
+    a circle, one does not count as a reader of another that stands nearer to the end.
 
     Args:
         graph: the graph, or what `traverse_dps` returned.
 
     Returns:
-        The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
-        empty list where none is.
+        The ends of the branches: the last pipe of the graph alone if all pipes are replicable, and an
+        empty list if none is.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):

@@ -2,7 +2,7 @@
 
 Role: the one place that pickles what the user built. Runs in the main process when a loader is made or saved.
 
-Plain pickle comes first, because it is fastest. What it cannot take (lambdas, local classes) is copied with
+Plain pickle comes first, because it is fastest. A graph that it cannot take (lambdas, local classes) is copied with
 `copy.deepcopy`, which shares functions, and is turned into bytes with cloudpickle.
 """
 
@@ -93,7 +93,7 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that pickles also where plain pickle cannot take what lies in it. Old code puts pipes into these.
+    """A pipe that pickles even if plain pickle cannot take what lies in it. Old code puts pipes into these.
 
     Args:
         datapipe: the pipe.
@@ -186,7 +186,7 @@ def _short(name: str, value: Any) -> str:
 
 
 def unpickled(field: str, pickled: Any) -> Any:
-    """What a field of a state holds as a pickle.
+    """Unpickles a field of a state.
 
     Raises:
         ValueError: it cannot be unpickled; the message tells damage from modules that are missing here.

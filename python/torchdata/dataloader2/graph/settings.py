@@ -171,7 +171,7 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
     Args:
         datapipe: the last pipe of the graph.
-        shuffle: True switches them on, and appends a shuffler (with a warning) where there is none; False
+        shuffle: True switches them on, and appends a shuffler (with a warning) if there is none; False
             switches them off; None leaves everything as it is.
 
     Returns:

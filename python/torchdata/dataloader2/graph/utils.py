@@ -50,7 +50,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
     Returns:
         `{id(datapipe): (datapipe, sources)}`, where `sources` is such a dictionary with an entry for each
-        source. A pipe that several others read from appears below each of them; where pipes read from each
+        source. A pipe that several others read from appears below each of them; if pipes read from each
         other in a circle, each path ends before it would meet a pipe for the second time.
 
     Raises:

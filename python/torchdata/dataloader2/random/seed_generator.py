@@ -31,7 +31,7 @@ class SeedGenerator:
     ChaCha12 generates both.
 
     Args:
-        seed: an integer from 0 to 2**64 - 1; None draws one from torch's global generator where torch is loaded, else
+        seed: an integer from 0 to 2**64 - 1; None draws one from torch's global generator if torch is loaded, else
             from Python's `random`.
         _rngs: internal: the native generator to wrap.
 

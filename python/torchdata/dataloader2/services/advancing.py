@@ -1,4 +1,4 @@
-"""Passing over items of a graph without making them, where its pipes can seek.
+"""Passing over items of a graph without making them, if its pipes can seek.
 
 Role: works on the state of a graph between two items. Items are passed over as low as possible: by setting the place of
 a source that keeps it as a number, or else by reading the lowest pipe behind which each item follows from one, so that
@@ -42,10 +42,10 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     Args:
         end: the end of the graph.
         count: how many items.
-        reading: whether a pipe may be read for that, where there is none below that can seek.
+        reading: whether a pipe may be read for that, if there is none below that can seek.
 
     Returns:
-        How many there were; None where nothing can be saved. The graph is as it was then.
+        How many there were; None if nothing can be saved. The graph is as it was then.
     """
     graph = Graph(end)
     pipes = graph.pipes
@@ -141,7 +141,7 @@ def _taken(entry: dict[str, Any]) -> int:
 
 
 def _held(pipe: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """What a pipe that reads ahead holds."""
+    """The items and the error that a pipe that reads ahead holds."""
     if entry["how"] == "begin":
         return {"items": [], "error": None}
     held: dict[str, Any] = from_plain(entry["state"], type(pipe).__name__)

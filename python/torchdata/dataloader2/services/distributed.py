@@ -88,7 +88,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._keeps_next = self._keeps_seeds = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """A copy that talks through the same group, where the user brought one.
+        """A copy that talks through the same group, if the user brought one.
 
         Raises:
             TypeError: the service is in use.
@@ -169,7 +169,7 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # What runs ahead of the last epoch is ended first, so that no other messages are under way.
+        # The read-ahead of the last epoch is ended first, so that no other messages are under way.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -182,7 +182,7 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} goes on from another state than rank 0: load the same one on all ranks"
             )
-        # Of a copy, as workers do: what is drawn for this epoch is not to change the next one.
+        # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
         set_graph_random_seed(self._datapipe, copy.copy(seed_generator.spawn(self._rank, inplace=True)))
         return iter_reset_fn
 

@@ -58,7 +58,7 @@ class Dividing:
 
 
 def find_division(graph: Graph) -> Dividing | None:
-    """The place at which a graph is divided; None where it is not.
+    """The place at which a graph is divided; None if it is not.
 
     Raises:
         ValueError: a pipe behind it forbids that it is divided anew; the message names it.
@@ -103,7 +103,7 @@ def _divides(pipe: Any) -> bool:
 
 
 def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
-    """Raises ValueError where what stands behind the division makes no whole units into items."""
+    """Raises ValueError if what stands behind the division makes no whole units into items."""
     if isinstance(divider, DispatchedSource):
         if batchers:
             raise ValueError(
@@ -147,11 +147,11 @@ def items_before(before: Graph, entries: list[dict[str, Any]]) -> int | None:
     """How many items of the divided sequence had been taken when the state of a graph was saved.
 
     Args:
-        before: the graph up to the `ShardingFilter` at which it is divided. What stands behind that may be another.
+        before: the graph up to the `ShardingFilter` at which it is divided. The pipes behind it may be others.
         entries: the state.
 
     Returns:
-        None where nothing can go on there before the division.
+        None if nothing can go on there before the division.
 
     Raises:
         ValueError: it is the state of another graph.
@@ -184,7 +184,7 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
     Args:
         end: the end of the graph.
         base: what was given: `first`, `given`; and how the graph stood before the division when `taken` items of it had
-            been taken, as `entries` of a graph like this, or None where it had not begun.
+            been taken, as `entries` of a graph like this, or None if it had not begun.
 
     Raises:
         ValueError: a pipe of the graph forbids that; or it is another graph.
@@ -209,7 +209,7 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
 
 
 def skipping(iterator: Iterator[Any], skip: dict[str, Any], entries: list[dict[str, Any]] | None) -> Iterator[Any]:
-    """What is left of what a graph yields, after what was given of it.
+    """The items of a graph that are left after those that were given.
 
     Args:
         iterator: the graph's.

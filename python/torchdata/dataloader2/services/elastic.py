@@ -1,8 +1,9 @@
-"""Places of an epoch for another number of workers, or of ranks: which units are left, and who begins where.
+"""Places of an epoch for another number of workers, or of ranks: the units that are left, and the beginning of each
+share.
 
 Role: pure functions over places (see `places`) and a copy of the graph. Runs in main, when a state is loaded that was
-saved with other processes. What it returns is a place like any other, in which no worker has given anything, and which
-has a *base*: the units that were given before, and a snapshot of the graph before the division.
+saved with other processes. It returns a place like any other, in which no worker has given anything, and which has a
+*base*: the units that were given before, and a snapshot of the graph before the division.
 
 With ranks, each rank works out the whole: how far the others were follows from their states, or where it has but its
 own, from the fact that all ranks take the same steps.
@@ -40,7 +41,7 @@ class Shape:
     """How many processes share the items.
 
     Args:
-        workers: of each rank; 0 where the pipeline runs in main.
+        workers: of each rank; 0 if the pipeline runs in main.
         dispatches: whether a dispatching process deals the items out to them.
         ranks: how many there are.
         rank: which one this is.
@@ -57,11 +58,11 @@ class Shape:
 
 
 def shape_of(place: dict[str, Any], ranks: tuple[int, int] | None) -> Shape:
-    """Of the loader whose place it is.
+    """The shape of the loader whose place it is.
 
     Args:
         place: the place.
-        ranks: the rank, and how many there were; None where there were none.
+        ranks: the rank, and how many there were; None if there were none.
     """
     rank, world = ranks or (0, 1)
     workers, dispatches, _ = place.get("processes") or (0, False, True)
@@ -123,7 +124,7 @@ def passed_over(
             ranks is to keep its share: then the last one is the last of a round.
         graph: as for `divided_anew`.
         ranks: the rank, how many there are, and whether the epoch began without any; all pass over as many items, each
-            of its own. None where there are none.
+            of its own. None if there are none.
 
     Raises:
         ValueError: something in the pipeline forbids it.
@@ -142,7 +143,7 @@ def _from_the_beginning(place: dict[str, Any], new: Shape) -> dict[str, Any]:
 
 
 def _require_movable(place: dict[str, Any], dispatches: bool) -> None:
-    """Raises ValueError where the main process and workers do not yield the same sequence."""
+    """Raises ValueError if the main process and workers do not yield the same sequence."""
     if dispatches:
         raise ValueError(
             "A dispatching process reads what stands before the `sharding_round_robin_dispatch`, with seeds that the "
@@ -157,12 +158,12 @@ def _require_movable(place: dict[str, Any], dispatches: bool) -> None:
         )
 
 
-#: Of a place that goes on by what its workers, or its base, say alone.
+#: Fields of a place that goes on by its workers, or its base, alone.
 _NOTHING_HELD = {"drop": 0, "graph": None, "generators": None, "beginning": None}
 
 
 def _run_by(place: dict[str, Any], new: Shape) -> dict[str, Any]:
-    """What a place says of who runs the graph: workers of which none has given anything, or main."""
+    """Fields of a place that say which processes run the graph: workers of which none has given anything, or main."""
     if not new.workers:
         return {"workers": None, "in_main": True, "own_seeds": False}
     saved = place["workers"] or {"dispatches": new.dispatches, "in_order": True}
@@ -207,7 +208,7 @@ class _Changing:
         return self._with(base, {**self.own, **_NOTHING_HELD})
 
     def end_with_a_round(self) -> None:
-        """Makes `passing` less, so that what is left is shared out as before, where ranks and workers share as one."""
+        """Makes `passing` less, so that what is left is shared out as before, if ranks and workers share as one."""
         if self.old.ranks == 1 or self._divides_workers_alone(required_division(self.branch)):
             return
         given = sum(worker["given"][0] for worker in self.own["workers"]["workers"])
@@ -258,7 +259,7 @@ class _Changing:
 
     def _base_among_ranks(self) -> dict[str, Any]:
         """Where all ranks share anew what they share out among them."""
-        # What the dispatching process reads is shared out by rank; its own filter is looked for.
+        # The source of the dispatching process is shared out by rank; its own filter is looked for.
         division = required_division(self.divided) if self.dispatching is None else self._division_of_ranks()
         group = division.pipe.sharding_group_filter
         if group == SHARDING_PRIORITIES.MULTIPROCESSING:
@@ -314,7 +315,7 @@ class _Changing:
         return [Given(count + rounds) for count in counts]
 
     def _require_counting_main(self) -> None:
-        """Raises ValueError where a pipe in main keeps more of its rank's items than a number."""
+        """Raises ValueError if a pipe in main keeps more of its rank's items than a number."""
         if not self.new.workers and not self.old.workers:
             return
         pipe = self.main.end
@@ -377,7 +378,7 @@ class _Changing:
             sealed = [snapshot[3] for snapshot in snapshots if snapshot]
             sealed.append(base_of(place).get("content"))
         contents = [content_of(each) for each in sealed]
-        # What main's graph saves is not put into another dictionary.
+        # The state of main's graph is not in another dictionary yet.
         return [{"graph": each} if "pipes" in each else each for each in contents if each is not None]
 
     def _behind_end(self, given: Given) -> dict[str, Any]:
@@ -403,7 +404,7 @@ class _Changing:
 
     @staticmethod
     def _require_beginning(graph: Graph) -> None:
-        """Raises ValueError where the beginning of an epoch does not follow from its seeds."""
+        """Raises ValueError if the beginning of an epoch does not follow from its seeds."""
         if lasts(graph):
             names = [type(each).__name__ for each in graph if lasts_itself(each, graph)]
             raise ValueError(
@@ -436,6 +437,6 @@ def _plain(given: Given) -> dict[str, Any]:
 
 
 def _given_at(place: dict[str, Any], level: str) -> Given:
-    """What was given before that of what is divided at the `filter`, or at the `end` of what is dispatched."""
+    """The units given before, of the sequence divided at the `filter`, or at the `end` of the dispatched graph."""
     found = base_of(place).get(level)
     return Given() if found is None else given_from(found["first"], found["given"])

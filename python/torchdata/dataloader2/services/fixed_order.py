@@ -1,8 +1,8 @@
 """Whether the items and their order are the same for any number of workers; if not, which pipe is at fault.
 
-Role: looks at a graph before workers run it. Runs in main, where `num_workers="auto"` asks. What it cannot see is what
-the user's own code does: a function that asks which worker it runs in, or that draws random numbers in a way that its
-code does not show.
+Role: looks at a graph before workers run it. Runs in main, where `num_workers="auto"` asks. It cannot see some acts of
+the user's own code: a function that asks which worker it runs in, or that draws random numbers in a way that its code
+does not show.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _RANDOM_CLASSES = (
 
 
 def why_workers_matter(main: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
-    """Why the order depends on the number of workers, in a sentence; None where it does not.
+    """Why the order depends on the number of workers, in a sentence; None if it does not.
 
     Args:
         main: the graph that main reads.
         branch: the graph that each worker runs.
-        dispatching: what the dispatching process runs; None where there is none.
+        dispatching: what the dispatching process runs; None if there is none.
     """
     for graph in (main, branch, dispatching) if dispatching is not None else (main, branch):
         for pipe in graph:
@@ -140,7 +140,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _members(value: Any) -> list[Any]:
-    """What a callable object consists of, one level of lists deep."""
+    """The callables of which a callable object consists, one level of lists deep."""
     members: list[Any] = []
     for each in getattr(value, "__dict__", {}).values():
         members += list(each)[:100] if isinstance(each, (list, tuple)) else [each]

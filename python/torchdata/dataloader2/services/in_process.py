@@ -1,6 +1,6 @@
 """`InProcessReadingService`: the pipe graph in the main process.
 
-Role: controls the randomness of the graph that it is given, and reads it ahead in a thread where that is wanted.
+Role: controls the randomness of the graph that it is given, and reads it ahead in a thread if that is wanted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes; returns the given reset function, followed by `reset_fn` if there is one."""
-        # Of a copy, as workers do: what is drawn for this epoch is not to change the next one.
+        # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:

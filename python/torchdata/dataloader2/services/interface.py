@@ -1,4 +1,4 @@
-"""What `DataLoader2` asks of a reading service.
+"""The interface of reading services to `DataLoader2`.
 
 Role: the contract between the loader, which owns a copy of the service, and the service, which owns whatever
 runs the pipe graph. All methods are called in the main process, in the thread that uses the loader.
@@ -232,7 +232,7 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """What answers the questions of a loader for its service: the service itself, if it is of the interface.
+    """Returns the object that answers a loader for its service: the service itself, if it is of the interface.
 
     Args:
         service: the service; None reads the graph as it is. A service of another class has the defaults.

@@ -57,8 +57,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
     Pipes whose `is_replicable()` is False, and what reads from them, stay in the main process.
 
-    A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says where several workers would yield the same items
-    because nothing divides them. No warning comes where `worker_init_fn` or `worker_reset_fn` may do that.
+    A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says if several workers would yield the same items
+    because nothing divides them. No warning comes if `worker_init_fn` or `worker_reset_fn` may do that.
 
     Args:
         num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2, and
@@ -88,7 +88,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     With `on_worker_exit="restart"` nothing is lost and nothing comes twice, in the same order: what main has received
     is made again, compared by checksum and dropped, so the pipeline has to repeat itself. A `RuntimeWarning` tells of
-    each death. Three deaths in a row at one item raise `WorkerExitedError` with the item's number. Where there is a
+    each death. Three deaths in a row at one item raise `WorkerExitedError` with the item's number. If there is a
     dispatching process, all processes are replaced together. Under start method "fork" a process is kept since the
     start from which others are forked, whatever threads and CUDA the main process has by then.
     """
@@ -280,7 +280,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
-        """What "auto" has chosen."""
+        """The choices of "auto"."""
         return () if self._steering is None else self._steering.choices
 
     def engine_processes(self) -> Children | None:

@@ -41,10 +41,10 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 def plain(
     found: tuple[Any, int, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What the engine's books say, as it stands in a state.
+    """The content of the engine's books in the form that a state has.
 
     Args:
-        found: what they say.
+        found: the content.
         dispatches: whether there is a dispatching process.
         in_order: whether main takes items in strict turn.
         base: where the items were shared anew in this epoch, if they were.
@@ -96,7 +96,7 @@ def _kept_dealt(dealt: Any) -> KeptDealt | None:
 
 
 def check_place(place: Any) -> None:
-    """Raises ValueError where this is no place, or one of its snapshots is not whole."""
+    """Raises ValueError if this is no place, or one of its snapshots is not whole."""
     try:
         workers = place["workers"]
         if not isinstance(workers, list) or not workers:
@@ -135,21 +135,21 @@ def _check_dealt(dealt: Any, workers: int) -> None:
 
 
 def _check_account(account: Any, whose: str) -> None:
-    """Raises ValueError where these are not a number of items and their checksum."""
+    """Raises ValueError if these are not a number of items and their checksum."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
 
 
 def base_of(place: dict[str, Any]) -> dict[str, Any]:
-    """Where the run began in which a place was taken; empty where it was the epoch's beginning."""
+    """Where the run began in which a place was taken; empty if it was the epoch's beginning."""
     workers = place["workers"]
     base: dict[str, Any] | None = (place if workers is None else workers).get("base")
     return base or {}
 
 
 def check_base(base: Any) -> None:
-    """Raises ValueError where this does not say where a run of an epoch began."""
+    """Raises ValueError if this does not say where a run of an epoch began."""
     if base is None:
         return
     if not isinstance(base, dict) or not is_sealed(base.get("content")):
@@ -165,7 +165,7 @@ def check_base(base: Any) -> None:
 
 
 def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:
-    """Raises ValueError where this does not say how many workers there were, and how main took their items."""
+    """Raises ValueError if this does not say how many workers there were, and how main took their items."""
     if processes is None and workers is None:
         return
     if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
@@ -236,6 +236,6 @@ def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
 def _lasts(pipe: Any) -> bool:
     kind = type(pipe)
     if not hasattr(kind, "iteration_state"):
-        ours = kind.__module__.startswith("torchdata.")  # these begin anew where they do not declare what lasts
+        ours = kind.__module__.startswith("torchdata.")  # these begin anew if they do not declare what lasts
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return any(state.lasts and state.saved and state.name not in _SEEDS for state in kind._declared)

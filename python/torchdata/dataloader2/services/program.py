@@ -1,8 +1,8 @@
-"""What a process does to its copy of the pipe graph: once when it starts, and at the start of every epoch.
+"""The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
 process of a multi-process service and in the main process of an in-process one. They own the graph; the functions
-return the pipe to read. `GraphProgram` is what the engine runs in the children.
+return the pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Share(NamedTuple):
     """From where on dispatched items are to come.
 
     Args:
-        number: of the pass, from 1; 0 where nothing is dispatched.
+        number: of the pass, from 1; 0 if nothing is dispatched.
         read: what was read of it: items and checksum.
         is_read_out: whether that is all of it, and its end was met.
     """
@@ -202,9 +202,9 @@ class GraphProgram(EpochProgram):
         self.reset_fn = reset_fn
         self.replaced = replaced_functions()
         self._passes = 0
-        #: What was given of what is dealt anew, if it is.
+        #: The units given before, if the rest of the epoch is shared anew.
         self._skip: dict[str, Any] | None = None
-        #: What takes the graph's place in the next epoch.
+        #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
@@ -256,13 +256,14 @@ class GraphProgram(EpochProgram):
             tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """A thread that waits for a dispatched item would keep the snapshot waiting, and this the others, and that."""
+        """Context in which threads do not read yet: one that waits for a dispatched item would hold up the snapshot,
+        for which the other workers wait, and these the item."""
         return beginning_unread()
 
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
         """The state of the graph and of the global generators, as of the last item.
 
-        None where the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
+        None if the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
         epoch's beginning, is gone on from then.
         """
         if self._unsaved is not None or self._passes > 1:
@@ -333,7 +334,7 @@ class GraphProgram(EpochProgram):
         if "skip" in saved:
             return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
         if saved.get("read_out"):
-            self._read_share_out()  # first: where another epoch interrupts this, that is not to go on from the state
+            self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
         load_state(self.datapipe, saved["graph"])
         load_generators(saved["generators"])  # first: threads begin with the iterator
         return iterate(self.datapipe)
@@ -372,7 +373,7 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, and torch and NumPy: now where they are loaded, in a child else when they are imported.
+    """Seeds `random`, and torch and NumPy: now if they are loaded, in a child else when they are imported.
 
     Always draws three seeds, so that what the pipes get does not depend on which libraries a process has loaded.
     """

@@ -78,7 +78,7 @@ class Shifts:
             pages = 1 + (1 + changes) * (most + dispatches)
             room = Room(StatsBoard(pages, (1 + changes) * most, PIPES, full_stats))
         self.children = self._made(number, room)
-        #: Those that others have replaced, until they have ended.
+        #: The children that others have replaced, until they have ended.
         self._old: Children | None = None
 
     def _made(self, number: int, room: Room | None) -> Children:

@@ -23,7 +23,7 @@ def seed_torch(torch: Any, seed: int) -> None:
     """Does `torch.manual_seed(seed)`, without texts of the stack."""
     missing = object()
     limit = getattr(sys, _LIMIT, missing)
-    # What the standard library offers for it: no text of a stack has more entries than this.
+    # A limit of the standard library's: no text of a stack has more entries than this.
     setattr(sys, _LIMIT, 0)
     try:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What stands in main's graph for the branch that runs in the workers.
+"""The pipe that stands in main's graph for the branch that runs in the workers.
 
 Role: runs in main; the reading service that made it owns the children from which it reads.
 """
@@ -65,9 +65,9 @@ class WorkerOutput(IterDataPipe[Any]):
         #: Whether what reads it begins a pass only for having begun it, and no epoch.
         self.is_between_epochs = False
         self._fresh = False
-        #: Epochs that were begun in the processes; and passes, where a pipe in main reads an epoch more than once.
+        #: Epochs that were begun in the processes; and passes, if a pipe in main reads an epoch more than once.
         self._epochs = self._passes = self._passes_before = 0
-        #: Why a process could make no snapshot, where that shows in the place that was taken last.
+        #: Why a process could make no snapshot, if that shows in the place that was taken last.
         self.unsaved: str | None = None
         self._place: tuple[dict[str, Any], bool] | None = None
 
@@ -127,7 +127,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.collector.delivered()
 
     def place(self, delivered: int) -> dict[str, Any] | None:
-        """Where all processes were when so many items of the epoch had come here; None where that is too long ago.
+        """Where all processes were when so many items of the epoch had come here; None if that is too long ago.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -140,7 +140,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """By worker, how many items of the epoch came; None where that does not tell who has ended with how many.
+        """By worker, how many items of the epoch came; None if that does not tell who has ended with how many.
 
         In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before. A
         dispatching process deals to all workers alike.
@@ -157,7 +157,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, place: dict[str, Any] | None) -> str | None:
-        """Why a place does not tell what the processes remember of what they have run, in words; None where it does.
+        """Why a place does not tell what the processes remember of what they have run, in words; None if it does.
 
         Args:
             place: the place; None for the beginning of the epoch.
@@ -242,7 +242,7 @@ def _go_on(
 def _resume_of(
     children: Children, in_order: bool, base: dict[str, Any] | None, strict: bool
 ) -> Callable[[Received], list[Resumption | None]]:
-    """What knows where each child goes on; without a reference to an object that the children are not to hold."""
+    """The function that tells where each child goes on. It refers to no object that the children must not hold."""
     return partial(_resume, children.num_workers, children.dispatches, in_order, base, strict)
 
 

@@ -1,4 +1,4 @@
-"""What reading services do to a pipe graph before and between the epochs of one process."""
+"""The functions that reading services apply to a pipe graph before and between the epochs of one process."""
 
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, process_reset_fn
 

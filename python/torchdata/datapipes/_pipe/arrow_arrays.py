@@ -18,7 +18,7 @@ def arrays_of(table: Any, pipe: str) -> dict[str, Any]:
     kind of type has its rule:
 
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
-    - dates, timestamps (in UTC, where they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
+    - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
     - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
 

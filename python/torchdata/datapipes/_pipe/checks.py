@@ -73,7 +73,7 @@ def wraps_data(wrapper: _WrapperT) -> _WrapperT:
 
 
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """The pipe to read: `value` itself, or where it is another iterable or a data set, an IterableWrapper over it.
+    """The pipe to read: `value` itself, or if it is another iterable or a data set, an IterableWrapper over it.
 
     So that the place of a pipe that was built over a list is kept in a state, too.
 
@@ -175,7 +175,7 @@ def check_int(
         argument: as what.
         value: what was given.
         least: how small it may be.
-        error: what is raised where it is smaller.
+        error: the exception that is raised if it is smaller.
         words: what torchdata 0.9 says then: old code looks for it at the end of the message.
 
     Raises:
@@ -251,7 +251,7 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
-    """Raises ValueError where `function` cannot be called with the columns of `input_col`, one argument each.
+    """Raises ValueError if `function` cannot be called with the columns of `input_col`, one argument each.
 
     A function without a readable signature (many that are written in C) passes.
     """
@@ -350,7 +350,7 @@ def certain_lengths() -> Iterator[None]:
 
 
 def warn_of_length(message: str) -> None:
-    """Warns whoever asks a pipe for its length of what that is worth, or costs."""
+    """Warns a caller that asks a pipe for its length that this is a guess, or costly."""
     if _asking.certain:
         raise TypeError(message)
     warnings.warn(message, UserWarning, stacklevel=3)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def chosen(*columns: Any) -> Any:
-    """What pipes do by default with the columns of an item: one column, or the item, as it is, several as a tuple."""
+    """Returns the columns of an item as pipes hand them on: one column, or the item, as it is, several as a tuple."""
     return columns[0] if len(columns) == 1 else columns
 
 

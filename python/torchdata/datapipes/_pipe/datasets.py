@@ -1,6 +1,6 @@
 """Telling what users give in the place of a pipe: data sets that are read by index, iterables, generator functions.
 
-Pure functions, which import nothing: they know PyTorch's classes where somebody else has loaded them. They run wherever
+Pure functions, which import nothing: they know PyTorch's classes if other code has loaded them. They run wherever
 a pipe is built.
 """
 
@@ -55,7 +55,7 @@ def is_generator_function(value: Any) -> bool:
 
 
 def splits_itself(iterable: Any) -> bool:
-    """Whether an iterable yields a worker's share alone where torch says which worker it is in, as far as can be told.
+    """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
 
     That is so of Hugging Face's `IterableDataset` where torch is loaded, and taken to be so of what uses the name
     `get_worker_info` in its class, or in its generator function.

@@ -23,9 +23,9 @@ def state(
     """Declares an attribute to be part of the iteration state of a pipe.
 
     Args:
-        begins: its value when an iteration begins; where that can be changed in place, a function without arguments
-            that makes it, such as `list`.
-        items: whether it holds items. What lies in it is not taken for pipes that this one reads.
+        begins: its value when an iteration begins; if that can be changed in place, a function without arguments that
+            makes it, such as `list`.
+        items: whether it holds items. Pipes among them are not taken for sources of this pipe.
         copied: whether copies and pickles of the pipe take it along.
         lasts: whether it outlives an iteration. The next one goes on with it then. Such a value is never changed in
             place, but replaced (a dict may be changed).

@@ -1,8 +1,8 @@
 """Which items of a sequence are whose: the arithmetic of a `sharding_filter`.
 
 Role: pure functions over numbers. A sequence is dealt out in *units*: one item each, or a block of consecutive ones.
-Where it is shared anew in the middle of an epoch, some units were given to the user already: all before one, and some
-behind it. Those that are left are counted from 0 on, and dealt out in turn.
+If it is shared anew in the middle of an epoch, some units were given to the user already: all before one, and some
+behind it. The units that are left are counted from 0 on, and dealt out in turn.
 """
 
 from __future__ import annotations

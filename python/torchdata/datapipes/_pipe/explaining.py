@@ -31,7 +31,7 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
         error: the exception.
         frames: its traceback so far.
         datapipe: the pipe whose iterator it passes.
-        yielded: how many items the pipe had yielded; None where its iteration was only to begin.
+        yielded: how many items the pipe had yielded; None if its iteration was only to begin.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):

@@ -2,8 +2,8 @@
 
 Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class, what it reads, and what it
 was made with, as far as words tell it: numbers and texts, functions by their qualified names, data by its kind and
-shape. It never looks at data itself, and has nothing of the state of an iteration. Of what may be a secret it has a few
-digits of a hash, by which a difference is noticed. States of graphs and of loaders hold the same.
+shape. It never looks at data itself, and has nothing of the state of an iteration. A value that may be a secret is in
+it as a few digits of a hash, by which a difference is noticed. States of graphs and of loaders hold the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
     Args:
         datapipe: the end of the graph, or the graph.
-        begun: whether it may have been iterated. What may change thereby is not told then: of pipes of the user's, who
-            keep what they like in their attributes, all but functions; of others their iteration state.
+        begun: whether it may have been iterated. Then the fingerprint leaves out values that an iteration may change:
+            all attributes but functions of pipes of the user's, and the iteration state of other pipes.
     """
     graph = graph_of(datapipe)
     return [
@@ -53,7 +53,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
-    """Where the pipeline of a state and another one differ first, in words; empty where in nothing that both tell.
+    """Where the pipeline of a state and another one differ first, in words; empty if in nothing that both tell.
 
     Args:
         saved: what stands in the state.
@@ -79,7 +79,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
 
 
 def check_fingerprint(found: Any) -> None:
-    """Raises ValueError where this is no fingerprint: what a state holds may be anything."""
+    """Raises ValueError if this is no fingerprint: what a state holds may be anything."""
     if not isinstance(found, list):
         raise ValueError(f"its fingerprint is of type {type(found).__name__}")
     for number, entry in enumerate(found, 1):
@@ -107,7 +107,8 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # What says how fast, and not what, may be other where a state is loaded. A class lists it in `tuning`.
+        # Arguments that change the speed, and not the items, may differ when a state is loaded. A class lists them in
+        # `tuning`.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = _arguments[kind] = [(name, (name, f"_{name}")) for name in names if name not in tuning]
     return found

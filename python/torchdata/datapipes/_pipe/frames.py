@@ -57,7 +57,7 @@ class FrameFormat:
         pipe: the name of the pipe, for messages.
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
-        dtype_generator: makes the dtype where `dtype` is None.
+        dtype_generator: makes the dtype if `dtype` is None.
         arrays: whether NumPy is a library, too; what it makes are dicts from column to array (see `arrays_of`).
 
     Raises:
@@ -95,7 +95,7 @@ class FrameFormat:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """The format with the dtype that `dtype_generator` gives now, or this format where there is none."""
+        """The format with the dtype that `dtype_generator` gives now, or this format if there is none."""
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
@@ -126,7 +126,7 @@ class FrameFormat:
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
-        """The columns that the dtype names, or None where it names none."""
+        """The columns that the dtype names, or None if it names none."""
         if self._has_schema():
             return list(self.dtype.names)
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None

@@ -22,8 +22,8 @@ __all__ = ["load_generators", "save_generators"]
 def save_generators() -> dict[str, Any]:
     """The states of the global generators of `random`, NumPy and torch (of the CPU), as far as these are imported.
 
-    Of libraries that are not, the seeds that they get when they are imported in this epoch, if they get any. Plain data
-    that nothing changes any more; about 10 KiB.
+    For other libraries it holds the seeds that they get when they are imported in this epoch, if they get any. It is
+    plain data that nothing changes any more; about 10 KiB.
     """
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
@@ -40,8 +40,9 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Lets the global generators go on from where `save_generators` found them.
 
-    Libraries that are not imported yet are imported. Where one is missing, a warning says so. Those that were not
-    imported there, and were to be seeded then, are seeded now or then.
+    Libraries that are not imported yet are imported. If one is missing, a warning says so. Libraries that were not
+    imported there, and were to be seeded when imported, are seeded now if they are imported here, else when they are
+    imported.
     """
     if "awaited" in state:
         seed_now_or_when_imported(state["awaited"])

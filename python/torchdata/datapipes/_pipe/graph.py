@@ -1,8 +1,8 @@
 """`Graph`: the pipes of a graph at one moment, and who reads whom.
 
-Role: a value. Whoever changes a graph, or has let its pipes run, makes a new one; everybody else hands on the one that
-there is, because finding the pipes looks at all their attributes. Owns nothing but references to the pipes. Runs in
-whichever process holds them.
+Role: a value. Code that changes a graph, or has let its pipes run, makes a new one; all other code hands on the one
+that there is, because finding the pipes looks at all their attributes. Owns nothing but references to the pipes. Runs
+in whichever process holds them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How far threads had read ahead in a pass that is replayed: each goes just as far, and stops there for a moment.
 
-Role: used where a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
+Role: used if a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
 a thread draw ahead of what the reader was given. So the thread is to draw as much with the generators of the replay as
 it had when the state was saved, and no item less or more, before the generators are put where they were.
 """
@@ -65,7 +65,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Ahead) -> None:
         self.number = number
-        #: Where its source had ended it is to find that, too.
+        #: If its source had ended it is to find that, too.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = threading.Event(), threading.Event()
         #: Once that pass has begun, its queue, and how many items that is to hold.
@@ -83,9 +83,9 @@ class Halt:
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Stops, in the thread, where so many items are enough.
+        """Stops, in the thread, if so many items are enough.
 
-        Where the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
+        If the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
         """
         if self._taken >= self._items:
             self._reached.set()

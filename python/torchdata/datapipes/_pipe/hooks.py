@@ -1,7 +1,7 @@
-"""What graphs, states and loaders ask of a pipe beyond its items: one protocol, with defaults for all pipes.
+"""The questions of graphs, states and loaders to a pipe beyond its items: one protocol, with defaults for all pipes.
 
-Role: the contract between the pipes and those who look at whole graphs. A pipe answers for itself, so that nobody has
-to know its class. Runs wherever the pipe does.
+Role: the contract between the pipes and the code that looks at whole graphs. A pipe answers for itself, so that no
+caller has to know its class. Runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["PipeHooks", "hooks_of", "reads_per_item"]
 
 
 class PipeHooks:
-    """What a pipe says of itself. The bases of pipes have the defaults, which suit a pipe that reads in its `__iter__`.
+    """The answers of a pipe. The bases of pipes have the defaults, which suit a pipe that reads in its `__iter__`.
 
     Public names are for everybody who writes a pipe; the others are for pipes with threads or several readers.
     """
@@ -81,7 +81,7 @@ class PipeHooks:
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
-        """What threads of this process work on, if some do."""
+        """The work of this pipe's threads in this process; None if it has none."""
         return None
 
     def _passes_begun(self) -> int | None:
@@ -102,7 +102,7 @@ _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """What answers for a pipe: itself, or the defaults for one of torch's."""
+    """Returns the object that answers for a pipe: the pipe, or the defaults for one of torch's."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

@@ -1,8 +1,8 @@
 """How an iteration of a pipe begins, and what is remembered of the beginning.
 
 Role: keeps the record of each pipe (`record`): when its pass began, what was loaded into it and not gone on with yet,
-and, where a pipe that has to be replayed is among those that it reads from, how all of these stood when it began. A
-*pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+and, if a pipe that has to be replayed is among those that it reads from, how all of these stood when it began. A *pass*
+is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
 
 Which passes belong together is told by a clock that ticks when a pass begins: a source whose pass began after that of
 its reader is being read in that pass; one that began before is left over from an earlier one.
@@ -76,7 +76,7 @@ def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
-    """The entry of a pipe of which no pass runs, and the state to put into it, where that has to be copied."""
+    """The entry of a pipe of which no pass runs, and the state to put into it, if that has to be copied."""
     record: Record | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -113,7 +113,7 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """`iter` of the end of a graph whose state is saved.
 
-    Where that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
+    If that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
     notice the beginning with their first item only, and never the end. So `save_state` refuses a pipe of torch's that
     was iterated otherwise, once its iteration may be over.
     """
@@ -235,7 +235,7 @@ def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
-    """The rest of a pass of a pipe of torch's, which is made again."""
+    """Makes a pass of a pipe of torch's again, and returns the rest of it."""
     moved = save_generators() if "generators" in entry else None
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -358,7 +358,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # Of a source that reads this one in turn it is not known yet.
+        # The answer for a source is not known yet if that source reads this pipe in turn.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -417,7 +417,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Makes the next iterations of the pipes that a pipe reads from start anew, where it is for it to begin them.
+    """Makes the next iterations of the pipes that a pipe reads from start anew, if it is for it to begin them.
 
     The source of a fork's children goes on as long as one of them does.
     """

@@ -37,7 +37,7 @@ _WORDS = 625
 
 
 def check_entries(entries: Any) -> None:
-    """Raises ValueError, which names the pipe and the field, where these are not the entries of a graph."""
+    """Raises ValueError, which names the pipe and the field, if these are not the entries of a graph."""
     if not isinstance(entries, list):
         raise ValueError(f"its pipes are of type {type(entries).__name__}")
     for number, entry in enumerate(entries, 1):
@@ -90,7 +90,7 @@ def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checksums(state: dict[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, where a part of a graph's state is not the one that was saved."""
+    """Raises ValueError, which names the pipe, if a part of a graph's state is not the one that was saved."""
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
@@ -137,7 +137,7 @@ def checksum(value: Any) -> int:
 
 
 def check_generators(state: Any) -> None:
-    """Raises ValueError where this is not what `save_generators` returned.
+    """Raises ValueError if this is not what `save_generators` returned.
 
     Libraries believe the place in the numbers that a generator has drawn, and read there.
     """
@@ -174,7 +174,7 @@ def _check_numpy(state: Any) -> None:
 
 
 def refuse_pickled_entries(entries: list[dict[str, Any]]) -> None:
-    """Raises ValueError, which names the pipe, where something in the entries has to be unpickled."""
+    """Raises ValueError, which names the pipe, if something in the entries has to be unpickled."""
     for entry in entries:
         refuse_pickled(entry.get("state"), entry["type"])
         refuse_pickled(entry.get("left", {}).get("state"), entry["type"])
@@ -182,5 +182,5 @@ def refuse_pickled_entries(entries: list[dict[str, Any]]) -> None:
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError where a generator has to be unpickled: one of NumPy's that the program put in its place."""
+    """Raises ValueError if a generator has to be unpickled: one of NumPy's that the program put in its place."""
     refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")

@@ -35,13 +35,13 @@ _LISTED: tuple[type, ...] = (
 
 
 def listed(result: Any) -> list[Any] | None:
-    """The members of a result of another type than `SLICED`; None where they do not lie in memory."""
+    """The members of a result of another type than `SLICED`; None if they do not lie in memory."""
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """The state of a result in memory of which an iterator has some `left`; None where it has none."""
+    """The state of a result in memory of which an iterator has some `left`; None if it has none."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 

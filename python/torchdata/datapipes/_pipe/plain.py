@@ -4,7 +4,7 @@ Role: turns what a pipe's `state_dict` returned into a value of its own, which n
 changes, and back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
 these stay what they are. All else, items above all, becomes bytes under one key: of one pipe all together, so that an
 item that waits in two of its queues stays one item. Under `NESTED` these are a pickle that names no class, and loading
-it runs no code. Where the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
+it runs no code. If the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
 functions.
 """
 
@@ -86,7 +86,7 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
 
 
 def refuse_pickled(plain: Any, owner: str) -> None:
-    """Raises ValueError where a part of a state has to be unpickled, which may run code."""
+    """Raises ValueError if a part of a state has to be unpickled, which may run code."""
     if isinstance(plain, dict) and PICKLED in plain:
         raise ValueError(
             f"the state of {owner} holds what only pickle can hold, which is not opened with allow_pickle=False: "

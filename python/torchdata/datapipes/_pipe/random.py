@@ -17,11 +17,11 @@ is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """A fresh seed of 63 bits: from torch's global generator where torch is loaded, else from Python's.
+    """A fresh seed of 63 bits: from torch's global generator if torch is loaded, else from Python's.
 
     So `torch.manual_seed` (or, without torch, `random.seed`) makes a run repeatable. The replicas of a pipe before a
     `sharding_filter` must draw alike, or items are lost and doubled, and their global generators differ: in workers,
-    and wherever a loader gives the pipes their seeds, a seed follows from the last one, where a pipe is read again in
+    and wherever a loader gives the pipes their seeds, a seed follows from the last one, if a pipe is read again in
     one epoch (`cycle`). So the order is the same for any numbers of workers, none included, and of ranks.
 
     Args:

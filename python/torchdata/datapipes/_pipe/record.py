@@ -79,7 +79,7 @@ class Record:
         self.asked: Any = NEVER
         #: The iteration of a pipe of torch's that was there when a state was loaded.
         self.before: Any = NEVER
-        #: When the running pass began; 0 where none did.
+        #: When the running pass began; 0 if none did.
         self.stamp = 0
         #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch's.
         self.tells_end = False
@@ -99,7 +99,7 @@ class Record:
         self.later: Any = None
         #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
         self.watches: bool | None = None
-        #: How the graph stood when the running pass began, where `watches`, and of a pipe of torch's.
+        #: How the graph stood when the running pass began, if `watches`, and of a pipe of torch's.
         self.beginning: Beginning | None = None
         #: The parameters of all pipes of the graph, if the pipe is its end and its state was saved.
         self.fingerprint: Fingerprint | None = None

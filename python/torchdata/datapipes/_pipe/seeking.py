@@ -1,4 +1,4 @@
-"""Iterating over plain data from some place on, in constant time where it can seek. Pure functions."""
+"""Iterating over plain data from some place on, in constant time if it can seek. Pure functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def can_seek(iterable: Any) -> bool:
 
 
 def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
-    """An iterator over `iterable` without its first `position` items, in constant time where it can seek."""
+    """An iterator over `iterable` without its first `position` items, in constant time if it can seek."""
     if is_read_by_index(iterable):
         return map(iterable.__getitem__, range(position, len(iterable)))
     iterator: Any = iter(iterable)

@@ -1,4 +1,4 @@
-"""Keeping sources that divide their items among workers by themselves from doing so where a `sharding_filter` does.
+"""Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
 
 Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Behind a filter that divides among
 workers each would yield a part, of which the filter takes a part again, and the rest would be lost. So while one of
@@ -114,7 +114,7 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """What torch is to tell of a worker: the truth, but to those that a filter reads that it is the only worker.
+    """The `WorkerInfo` for torch to return: the truth, but pipes that a filter reads see this as the only worker.
 
     Args:
         module: `torch.utils.data._utils.worker`.

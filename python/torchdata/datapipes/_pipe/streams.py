@@ -1,7 +1,7 @@
 """Closing the streams in items that a pipe drops, and those in items that it keeps.
 
 Role: pipes that drop items call `close_dropped` on each, and pipes that keep items after their iteration call
-`with_detached_streams`. Both cost next to nothing for plain items and where no stream was ever wrapped. Runs in the
+`with_detached_streams`. Both cost next to nothing for plain items and if no stream was ever wrapped. Runs in the
 process that iterates the pipe.
 """
 
@@ -28,7 +28,7 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """`item` itself, or where wrapped streams lie in it, a copy whose streams open their files when they are read.
+    """`item` itself, or if wrapped streams lie in it, a copy whose streams open their files when they are read.
 
     For items that a pipe keeps though it is not iterated any more: the file of a stream is closed as soon as nobody
     else holds the stream. Streams that cannot be opened again stay as they are.

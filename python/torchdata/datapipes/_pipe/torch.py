@@ -38,7 +38,7 @@ _MISSING = object()
 
 
 class Counterpart:
-    """Torch's base class of one kind of pipe, where torch is loaded.
+    """Torch's base class of one kind of pipe, if torch is loaded.
 
     Args:
         name: what torch calls the class.
@@ -50,7 +50,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Makes the classes know each other. What both have stays what it is on each side."""
+        """Makes the classes know each other. Names that both have stay what they are on each side."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -93,7 +93,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """What joins a pipe of this kind with `other`, a dataset of torch's; None where it is none, or a pipe."""
+        """Torch's class that joins such a pipe with `other`, a dataset of torch's; None if it is none, or a pipe."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -157,7 +157,7 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Torch's class of pipes for ours, or ours for torch's; None where there is one class alone."""
+    """Torch's class of pipes for ours, or ours for torch's; None if there is one class alone."""
     return _twins.get(cls)
 
 

@@ -25,7 +25,7 @@ OPENING = 8
 #: The bases of all pipes. They enter themselves, since they stand above this module.
 _pipes: tuple[type, ...] = ()
 
-#: What changes whenever a class is registered with an abstract one.
+#: The token of `abc`, which changes whenever a class is registered with an abstract one.
 _registered: object = None
 
 Role = Literal["pipe", "container"]

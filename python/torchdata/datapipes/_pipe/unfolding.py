@@ -19,14 +19,14 @@ from torchdata.datapipes.datapipe import token_of
 class Unfolding:
     """State and iteration of a pipe that yields the parts of its source's items.
 
-    The state holds the parts that are left, where all lie in memory. Where they are made as they are asked for (by a
+    The state holds the parts that are left, if all lie in memory. If they are made as they are asked for (by a
     generator), it holds the item and how many of its parts were yielded; restoring unfolds the item again.
     """
 
-    #: Over the parts; None where no item is being unfolded.
+    #: Over the parts; None if no item is being unfolded.
     _left: Iterator[Any] | None = state(items=True, saved=False)
-    _in_memory: Any = state(items=True, saved=False)  # the parts, where they lie in memory
-    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, where they do not
+    _in_memory: Any = state(items=True, saved=False)  # the parts, if they lie in memory
+    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, if they do not
     _yielded_before: int = state(0, saved=False)  # and the items yielded before its parts
     _resume: dict[str, Any] | None = state(items=True, saved=False)  # state that is to be continued
 

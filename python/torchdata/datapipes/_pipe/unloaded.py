@@ -1,6 +1,6 @@
 """Sharing out items by their indices, before they are loaded.
 
-Role: where a `sharding_filter` reads items that are loaded by index, the pipes on the way hand on the indices in their
+Role: if a `sharding_filter` reads items that are loaded by index, the pipes on the way hand on the indices in their
 place. The filter loads what is its own. Only pipes take part that never look at an item: they keep or change the order,
 or apply a function to each item by itself, which is put off like the loading. So every index passes where its item
 would have, and places, seeds and states are those of an iteration over items. Runs in whichever process iterates the
@@ -25,7 +25,7 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """What a pipe defines in its own class to take part; classes derived from it do not."""
+    """The methods that a pipe defines in its own class to take part; classes derived from it do not take part."""
 
     def _can_wait(self) -> bool:
         """Whether its next iteration can hand on indices."""
@@ -79,7 +79,7 @@ def items_at(datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
 
 
 class Step:
-    """Loads, or goes on with what was loaded, on behalf of a pipe, which is named where that fails.
+    """Loads, or goes on with what was loaded, on behalf of a pipe, which is named if that fails.
 
     Args:
         datapipe: the pipe.

@@ -119,10 +119,10 @@ class IndexSampler(IterDataPipe[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    What a sampler draws from the global generators of Python, NumPy and torch follows from the pipe's seed, and leaves
-    these generators as they were. So before a `sharding_filter` the sampler gives one order in all workers and ranks. A
-    generator of the sampler's own goes on as it would elsewhere. A sampler with `set_epoch`, as torch's
-    `DistributedSampler` has it, is told the number of the epoch, counted from what its `epoch` was.
+    The numbers that a sampler draws from the global generators of Python, NumPy and torch follow from the pipe's seed,
+    and drawing them leaves these generators as they were. So before a `sharding_filter` the sampler gives one order in
+    all workers and ranks. A generator of the sampler's own goes on as it would elsewhere. A sampler with `set_epoch`,
+    as torch's `DistributedSampler` has it, is told the number of the epoch, counted from what its `epoch` was.
 
     Args:
         datapipe: the map pipe to read.
@@ -139,7 +139,7 @@ class IndexSampler(IterDataPipe[T_co]):
         ['d', 'a', 'd']
     """
 
-    #: Of the running iteration, of samplers that know their length.
+    #: The order of the running iteration, if the sampler knows its length.
     _order: Any = state(items=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
     _seed: int | None = state(lasts=True, copied=True)

@@ -64,7 +64,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
         return self.wrapper_class(batch)
 
     def _items_from(self, start: int) -> int:
-        """How many items there are from `start` on; 0 where the pipe does not know its length."""
+        """How many items there are from `start` on; 0 if the pipe does not know its length."""
         try:
             return len(self.datapipe) - start
         except (TypeError, NotImplementedError):

@@ -25,7 +25,7 @@ class SequenceWrapper(MapDataPipe[T_co]):
 
     Args:
         sequence: what to read.
-        deepcopy: whether a deep copy is made, once, so that later changes of `sequence` are not seen. Where it cannot
+        deepcopy: whether a deep copy is made, once, so that later changes of `sequence` are not seen. If it cannot
             be copied, a warning says so and the original is read.
 
     Raises:

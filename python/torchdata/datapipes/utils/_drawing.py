@@ -32,7 +32,7 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow goes from each pipe to those that read from it.
 
-    Of a loader, or of its statistics, it draws what each process runs: the hotter the color, the more of its
+    For a loader, or for its statistics, it draws what each process runs: the hotter the color, the more of its
     process's time a pipe takes (with `stats="full"`), and the arrows say how many items a second go there. `picture()`
     of both draws the same without the program `dot`.
 

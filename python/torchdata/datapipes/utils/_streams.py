@@ -34,7 +34,7 @@ __all__ = [
 
 _DEEPEST_STRUCTURE = 10
 
-#: Bytes that are read at a time where a stream is moved by reading.
+#: Bytes that are read at a time if a stream is moved by reading.
 _SKIPPED_AT_ONCE = 1 << 20
 
 
@@ -88,7 +88,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """Nothing: Python gives a class a further base later on, as torch's of streams, only where it has one already."""
+    """Nothing: Python gives a class a further base later on, as torch's of streams, only if it has one already."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
@@ -211,7 +211,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent where it waits for its last child. More calls do nothing."""
+        """Closes the file object, and the parent if it waits for its last child. More calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -225,7 +225,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
                 self._leave_parent()
 
     def autoclose(self) -> None:
-        """Closes the stream as soon as it has no open child streams, at once where there are none."""
+        """Closes the stream as soon as it has no open child streams, at once if there are none."""
         self.close_on_last_child = True
         if self.child_counter == 0:
             self.close()
@@ -304,7 +304,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """Goes from the start of the stream to `offset`, by reading where the stream cannot seek."""
+    """Goes from the start of the stream to `offset`, by reading if the stream cannot seek."""
     try:
         file_obj.seek(offset)
     except io.UnsupportedOperation:

@@ -132,7 +132,7 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 def is_stackable(torch: Any, batch: Any) -> bool:
     """Whether the tensors of a batch are nothing but elements in memory, and torch gives them together one type.
 
-    What makes `torch.stack` fail is not asked for: shapes that differ, a gradient that is required.
+    Causes that make `torch.stack` fail are not looked for: shapes that differ, a gradient that is required.
     """
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
@@ -154,7 +154,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """The arrays of a batch as one tensor, made where a worker's items leave by: as stacking a tensor of each.
 
-    None where they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
+    None if they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
     tells what is wrong.
     """
     import numpy as np
@@ -191,7 +191,7 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
 
 
 def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    """`collated` as a mapping of `first`'s type, or as a dict where that type cannot be made."""
+    """`collated` as a mapping of `first`'s type, or as a dict if that type cannot be made."""
     if type(first) is dict:
         return collated
     try:
@@ -205,7 +205,7 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
 
 
 def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    """`collated` as a sequence of `first`'s type, or as a list where that type cannot be made."""
+    """`collated` as a sequence of `first`'s type, or as a list if that type cannot be made."""
     if type(first) is list:
         return collated
     try:

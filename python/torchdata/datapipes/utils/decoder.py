@@ -37,7 +37,7 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """The extension of a path, without its dot; empty where it has none.
+    """The extension of a path, without its dot; empty if it has none.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn
@@ -53,7 +53,7 @@ _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError,
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """Makes one kind of error, a ValueError, of all that a library raises where its code trusts the content."""
+    """Makes one kind of error, a ValueError, of all that a library raises if its code trusts the content."""
     try:
         yield
     except _LIES as error:
@@ -88,7 +88,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether `pyd`, `pickle` and `pt` files are read, where the environment does not forbid it. None:
+        allow_pickle: whether `pyd`, `pickle` and `pt` files are read, if the environment does not forbid it. None:
             what the environment says.
 
     Returns:
@@ -182,7 +182,7 @@ class ImageHandler:
         self.imagespec = imagespec
 
     def __call__(self, extension: str, data: Any) -> Any:
-        """The image in `data`; None where `extension` is not that of an image."""
+        """The image in `data`; None if `extension` is not that of an image."""
         if extension.lower() not in _IMAGES:
             return None
         image = optional_import("PIL.Image", extra="image", needed_by="routed_decode of images")
@@ -241,7 +241,7 @@ class Decoder:
     Args:
         *handler: functions of a key and content, which return None for what they do not decode.
         key_fn: makes the key of a path.
-        allow_pickle: that of `basichandlers`, where it is one of the handlers; others do as they like.
+        allow_pickle: that of `basichandlers`, if it is one of the handlers; others do as they like.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers

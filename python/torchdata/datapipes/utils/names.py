@@ -66,7 +66,7 @@ def path_inside(name: str) -> str:
 
 
 def check_target(pipe: object, path: str) -> None:
-    """Refuses to take a URL for a local path where its key climbs: `s3://bucket/../../x` would lead out of anywhere.
+    """Refuses to take a URL for a local path if its key climbs: `s3://bucket/../../x` would lead out of anywhere.
 
     Raises:
         ValueError: the path is such a URL.

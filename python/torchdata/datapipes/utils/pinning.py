@@ -1,6 +1,6 @@
 """pin_memory_fn: copies the tensors of an item into pinned memory, from which a GPU fetches them by itself.
 
-Role: called by `PinMemory`, in its thread, or by whoever likes. Needs PyTorch with CUDA once it meets a tensor.
+Role: called by `PinMemory`, in its thread, or by users. Needs PyTorch with CUDA once it meets a tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     such as a number or a string, is returned as it is.
 
     Args:
-        data: what is to be pinned. Containers are rebuilt, of their own types where these allow it.
+        data: what is to be pinned. Containers are rebuilt, of their own types if these allow it.
         device: the CUDA device that the memory is pinned for; None for the current one.
 
     Raises:

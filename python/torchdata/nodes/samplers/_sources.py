@@ -1,4 +1,4 @@
-"""What nodes over several sources share: which of them have ended, and what to do then."""
+"""The common part of nodes over several sources: which of them have ended, and what to do then."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """The next item of a source. One that has ended begins anew where the criterion says so.
+        """The next item of a source. One that has ended begins anew if the criterion says so.
 
         Raises:
             StopIteration: the epoch is over.
@@ -151,5 +151,5 @@ class MultiNode(BaseNode[T]):
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """How many items an epoch has where sources begin anew, or one of them ends it."""
+        """How many items an epoch has if sources begin anew, or one of them ends it."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

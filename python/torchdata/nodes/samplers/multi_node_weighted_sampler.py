@@ -26,7 +26,7 @@ _MOST_EPOCHS = 10_000_000
 class MultiNodeWeightedSampler(MultiNode[T]):
     """Yields items of its sources, chosen at random by `torch.multinomial`. The orders are those of torchdata 0.11.
 
-    The choices follow from seed, rank, number of ranks and epoch. The node has a length where every item comes once and
+    The choices follow from seed, rank, number of ranks and epoch. The node has a length if every item comes once and
     all sources have lengths.
 
     Subclasses may check more in `_validate`, which `__init__` calls last. They may choose in another way by returning
@@ -163,7 +163,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration where the sources that have ended end the epoch; for a subclass with its own `next`."""
+        """Raises StopIteration if the sources that have ended end the epoch; for a subclass with its own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration

@@ -83,7 +83,7 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A record of features. Where a name appears more than once, the last one counts.
+/// A record of features. If a name appears more than once, the last one counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
     /// The features of an Example; of a SequenceExample those that are the same for the whole sequence.

@@ -54,7 +54,7 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// How many bytes the argument of an instruction has; `None` inside where they are not there to tell.
+/// How many bytes the argument of an instruction has; `None` inside if the bytes that tell it are missing.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {

@@ -15,7 +15,7 @@ const PREFIX: usize = 345;
 
 /// Name and size in bytes of an ordinary file, from its header.
 ///
-/// None where the block is no intact header, belongs to no regular file, or says something that needs more than the two
+/// None if the block is no intact header, belongs to no regular file, or says something that needs more than the two
 /// fields: a name that is split over two fields or is no UTF-8, a size that is not in octal digits.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {

@@ -2,7 +2,7 @@
 //!
 //! A record is its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the masked CRC-32C
 //! of the data (see TensorFlow's `record_writer.h`). [`Records`] takes the file in pieces of any size and gives the
-//! records out; it holds one piece, or one record where that is larger, and never more than it was fed.
+//! records out; it holds one piece, or one record if that is larger, and never more than it was fed.
 
 /// Bytes before the data: the length and its checksum.
 const HEAD: usize = 12;
@@ -40,7 +40,7 @@ pub enum RecordError {
     Truncated {
         /// Bytes that are there, checksums included.
         found: u64,
-        /// Bytes that there should be, checksums included; where the file ends before the length, those of the head.
+        /// Bytes that there should be, checksums included; if the file ends before the length, those of the head.
         wanted: u64,
     },
 }
@@ -86,7 +86,7 @@ impl Records {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The data of the next record; None where the file must be read on first.
+    /// The data of the next record; None if the file must be read on first.
     pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
         let unread = self.unread();
         let Some(length) = self.length()? else { return Ok(None) };
@@ -98,7 +98,7 @@ impl Records {
         Ok(Some(data))
     }
 
-    /// Goes past the record that `peek` shows; does nothing where it shows none.
+    /// Goes past the record that `peek` shows; does nothing if it shows none.
     pub fn advance(&mut self) {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {
@@ -108,14 +108,14 @@ impl Records {
         }
     }
 
-    /// Says that the file has ended: an error where that is within a record.
+    /// Says that the file has ended: an error if that is within a record.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;
         if found == 0 || found >= wanted { Ok(()) } else { Err(RecordError::Truncated { found, wanted }) }
     }
 
-    /// The next record's length; None where it was not fed yet.
+    /// The next record's length; None if it was not fed yet.
     fn length(&self) -> Result<Option<usize>, RecordError> {
         let Some((head, rest)) = self.unread().split_first_chunk::<8>() else { return Ok(None) };
         let Some(checksum) = rest.first_chunk::<4>() else { return Ok(None) };

@@ -184,7 +184,7 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system
+    /// Takes a block of at least `len` bytes, page-aligned, or None if no free extent is long enough, or the system
     /// has no room for it.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
@@ -227,7 +227,7 @@ impl Arena {
 
     /// Takes blocks back, and gives those free pages to the system that have not been used for some seconds.
     ///
-    /// To be called now and then by a producer that waits or works; cheap where there is nothing to do. Returns whether
+    /// To be called now and then by a producer that waits or works; cheap if there is nothing to do. Returns whether
     /// there may be something to do later.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
@@ -256,7 +256,7 @@ impl Arena {
         self.untidy.load(Ordering::Relaxed)
     }
 
-    /// Notes that a block is on its way to the consumer, once more where it already is.
+    /// Notes that a block is on its way to the consumer, once more if it already is.
     pub(crate) fn send(&self, offset: u64) {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;

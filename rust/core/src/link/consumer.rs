@@ -111,7 +111,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // Where memory is corrupted the blocks stay here; the next read of the producer's side reports it.
+        // If memory is corrupted the blocks stay here; the next read of the producer's side reports it.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -346,8 +346,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item as taken that was taken in before its turn, and lets the producer make another one, also where
-    /// it is not to run ahead: somebody else waits for it to come on.
+    /// Counts an item as taken that was taken in before its turn, and lets the producer make another one, even if it is
+    /// not to run ahead: another process waits for its progress.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -406,7 +406,7 @@ impl Consumer {
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Takes the next unit of the stream that is read in place of what `unit` was; false where none waits.
+    /// Takes the next unit of the stream that is read in place of what `unit` was; false if none waits.
     ///
     /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they
     /// are.
@@ -552,7 +552,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by
+        // Fragments belong to the unit behind them. If that has none, a producer gave up half-way and tells so by
         // it.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to other fragments than those that came"));

@@ -114,7 +114,7 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Of equal positions the sealed words are equal. Where one is damaged, the look that follows reports it.
+        // Of equal positions the sealed words are equal. If one is damaged, the look that follows reports it.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Everything is fixed-width and position-independent. The creator fills in the sizes and stores the version
-//! last; whoever attaches waits for it for a bounded time.
+//! last; a process that attaches waits for it for a bounded time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -148,7 +148,7 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// The block that an entry gives back, or None where the entry is damaged or was left there by an earlier lap.
+/// The block that an entry gives back, or None if the entry is damaged or was left there by an earlier lap.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
@@ -178,7 +178,8 @@ impl Layout {
         for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
             word.store(seal(0), Ordering::Relaxed);
         }
-        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes, the cursors and the words.
+        // SYNC(version): pairs with `attach`; a process that sees the version sees the sizes, the cursors and the
+        // words.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }
@@ -248,12 +249,12 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Makes sure that a part of the arena can be touched; false where there is no room for it.
+    /// Makes sure that a part of the arena can be touched; false if there is no room for it.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Gives the pages of a part of the arena back; false where that cannot be done.
+    /// Gives the pages of a part of the arena back; false if that cannot be done.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Bytes of a chunk: a huge page where the system has them.
+/// Bytes of a chunk: a huge page if the system has them.
 const CHUNK: u64 = 2 << 20;
 /// Shortest time for which a chunk is idle before its pages go back; twice that is the longest.
 pub const PERIOD: Duration = Duration::from_secs(2);
@@ -16,7 +16,7 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// The time of each chunk's last touch, by periods.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// By chunk: the period of its last touch, or None where it has no free pages that could go back. Chunks behind the
+    /// By chunk: the period of its last touch, or None if it has no free pages that could go back. Chunks behind the
     /// last one have never been touched.
     touched: Vec<Option<u64>>,
     /// Chunks that are Some.

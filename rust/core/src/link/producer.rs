@@ -22,7 +22,7 @@ use crate::stats::{FlowRef, add};
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
 
-/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that
+/// Fewest and most items after which the arena is looked at, if it holds anything that could go back: looks that
 /// follow each other within less than `TIDY_NEAR` become fewer.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
@@ -118,7 +118,7 @@ impl Producer {
         self.sending.begin(stream);
         self.account = Account::default();
         self.give_up();
-        // Where a command interrupted the wait for blocks.
+        // If a command interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -213,7 +213,7 @@ impl Producer {
         open(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
     }
 
-    /// Takes a block of `len` bytes, or None where the arena has no room.
+    /// Takes a block of `len` bytes, or None if the arena has no room.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
         self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
@@ -291,7 +291,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes what nobody waits for, where there is room at once; whether there was.
+    /// Pushes a unit that nobody waits for, if there is room at once; returns whether there was.
     ///
     /// Behind a unit that is whole, that is, not between fragments and theirs.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {

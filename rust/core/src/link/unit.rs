@@ -1,7 +1,7 @@
 //! The form of a unit, which crosses a link, in its ring.
 //!
 //! A *unit* is an item, an end, an error, a message, or a fragment of something too large for the arena. In the ring it
-//! is a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit
+//! is a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; if a unit
 //! does not fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of
 //! its position.
 
@@ -97,7 +97,7 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl UnitHeader {
-    /// Length of a unit, or None where it is beyond what `u32` and `u16` can say.
+    /// Length of a unit, or None if it is beyond what `u32` and `u16` can say.
     pub fn new(kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {

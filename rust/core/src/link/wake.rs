@@ -2,7 +2,7 @@
 //!
 //! With small items a consumer that is woken for each one sleeps again at once, and the stream falls
 //! to the speed of the scheduler. So a sleeping consumer is woken when a batch waits for it, when the
-//! oldest item has waited for some tens of microseconds, or at once where the producer is slow anyway.
+//! oldest item has waited for some tens of microseconds, or at once if the producer is slow anyway.
 //! Items are visible as soon as they are published; only the wake-up is put off, and what is put off
 //! for too long (a producer that was fast turns slow) is found by the consumer's own short first sleeps.
 

@@ -10,7 +10,7 @@
 //! and wakes them all, so that ringing again before they run costs nothing. A sleeper that wakes up by itself counts
 //! itself out, unless a ringer has claimed it meanwhile, which the generation beside the count tells.
 //!
-//! Where something else writes over a bell, a sleeper may sleep to the end of its slice and a ringer may ring in vain;
+//! If something else writes over a bell, a sleeper may sleep to the end of its slice and a ringer may ring in vain;
 //! the next claim puts the count right.
 
 use std::time::Duration;
@@ -96,7 +96,7 @@ impl Bell {
         wakes
     }
 
-    /// Takes the waking of all sleepers upon the caller; false where another ringer was first.
+    /// Takes the waking of all sleepers upon the caller; false if another ringer was first.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {

@@ -64,7 +64,7 @@ impl BellBoard {
         self.len() == 0
     }
 
-    /// The bell of process `index`, or None where there are fewer.
+    /// The bell of process `index`, or None if there are fewer.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }

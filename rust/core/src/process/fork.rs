@@ -17,7 +17,7 @@ extern "C" fn in_child() {
     super::inherited::wipe_what_is_the_parents();
 }
 
-/// The number that `generation` gives, to whoever has called that in this process or one before it.
+/// The number that `generation` gives, after a call of that in this process or one before it.
 #[inline]
 pub fn current() -> u64 {
     GENERATION.load(Relaxed)

@@ -1,8 +1,8 @@
 //! The mappings and descriptors of links and watches that a forked child inherits and has no use for.
 //!
 //! A worker started by `fork` gets everything that main has: the links of all its siblings, and of every other loader
-//! of the program. As long as it keeps them mapped, their memory lives on, whoever else is done with it. So everything
-//! of the kind is noted here, and a child drops what it does not keep, before it starts threads.
+//! of the program. As long as it keeps them mapped, their memory lives on, although all others are done with it. So
+//! everything of the kind is noted here, and a child drops what it does not keep, before it starts threads.
 //!
 //! The list is without locks: a fork may come while another thread is noting something, and the child would find the
 //! lock taken for ever. The child does not see one that is being noted at that moment, and keeps it.
@@ -41,7 +41,7 @@ unsafe impl Send for Entry {}
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 
 fn entries() -> impl Iterator<Item = &'static Entry> {
-    // SYNC(entries): pairs with `note`; whoever sees an entry sees its `next`.
+    // SYNC(entries): pairs with `note`; a thread that sees an entry sees its `next`.
     let mut next: *const Entry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: null, or an entry, which lives for ever.
@@ -186,7 +186,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
 /// Puts private memory of zeros in the place of a mapping.
 ///
 /// # Safety
-/// The entry is a mapping of this process, and whoever looks at it takes zeros for what they are.
+/// The entry is a mapping of this process, and its readers take zeros for what they are.
 unsafe fn wipe(entry: &Entry) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     let access = libc::PROT_READ | libc::PROT_WRITE;

@@ -44,7 +44,7 @@ impl Watch {
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Whether any of these has ended: one system call where they are watched by descriptors.
+    /// Whether any of these has ended: one system call if they are watched by descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -106,7 +106,7 @@ fn has_exited(pid: i32) -> bool {
     is_zombie(pid)
 }
 
-/// Whether a process has ended and only waits to be reaped, where the system tells in /proc.
+/// Whether a process has ended and only waits to be reaped, if the system tells in /proc.
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // The state follows the name, which stands in parentheses and may hold any character.

@@ -81,7 +81,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that nobody else has ever been able to open: without a name, where the file system has such.
+/// A file that nobody else has ever been able to open: without a name, if the file system has such.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {

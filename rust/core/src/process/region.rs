@@ -6,8 +6,8 @@
 //! are gone, whichever way the processes end.
 //!
 //! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So
-//! on the fallback room is reserved before it is touched, and where there is none that is an error like any other. A
-//! memfd counts towards the machine's memory and the process's memory cgroup instead; where these run out the kernel
+//! on the fallback room is reserved before it is touched, and if there is none that is an error like any other. A
+//! memfd counts towards the machine's memory and the process's memory cgroup instead; if these run out the kernel
 //! ends a process, by SIGKILL.
 
 use std::fs::File;
@@ -38,7 +38,7 @@ impl Region {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// The same under a name by which whoever may look into this process's descriptors finds it.
+    /// The same under a name, by which a process that may look into this one's descriptors finds it.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -50,7 +50,7 @@ impl Region {
         Ok(region)
     }
 
-    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is
+    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails if there is
     /// no room.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
@@ -58,7 +58,7 @@ impl Region {
     }
 
     /// Gives the pages of `offset..offset + len` back to the system: they are zero, and cost nothing until they are
-    /// touched (or, on the fallback, reserved) again. Fails where the file system of the fallback has no holes.
+    /// touched (or, on the fallback, reserved) again. Fails if the file system of the fallback has no holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "a part outside the region");
         // SAFETY: inside the mapping, which is shared memory; that nobody needs what lies there is for callers to know.
@@ -117,7 +117,7 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor where room is to be reserved
+    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor if room is to be reserved
     /// later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Asks the kernel for huge pages in `offset..offset + len` where it offers them; never fails.
+    /// Asks the kernel for huge pages in `offset..offset + len` if it offers them; never fails.
     pub fn advise_huge(&self, offset: usize, len: usize) {
         system().advise_huge(&self.map, offset, len);
     }

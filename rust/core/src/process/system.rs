@@ -10,8 +10,7 @@ use memmap2::MmapRaw;
 
 /// A system, as the engine needs it.
 pub(super) trait System: Sync {
-    /// A file of `len` zero bytes to be mapped by several processes; `name` is what `/proc` calls it, where there is
-    /// one.
+    /// A file of `len` zero bytes to be mapped by several processes; `name` is its name in `/proc`, if there is one.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     /// Whether such a file can never shrink.
@@ -50,6 +49,6 @@ pub(super) trait System: Sync {
     /// Wakes all who sleep on the word.
     fn unpark(&self, word: &AtomicU32);
 
-    /// A descriptor that becomes readable when the process ends; None where there are none.
+    /// A descriptor that becomes readable when the process ends; None if there are none.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

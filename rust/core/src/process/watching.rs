@@ -90,7 +90,7 @@ impl Pulse {
 
 /// A call that does not come back.
 pub struct Stall {
-    /// The number that whoever is watched was given.
+    /// The number that the watched loader was given.
     pub key: u64,
     /// How long it has been looked at.
     pub waited: Duration,
@@ -192,7 +192,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Watches a pulse from now on, or goes on after a fork; without a thread where the system has none to give.
+    /// Watches a pulse from now on, or goes on after a fork; without a thread if the system has none to give.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {

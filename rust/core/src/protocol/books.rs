@@ -1,8 +1,8 @@
 //! The reader's books: how far it has come with each peer, and the snapshots from which a later run can go on there.
 //!
 //! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. The
-//! user's items may lag behind those that were taken, as pipes in main read ahead. So a log of the last deliveries shows the
-//! books as they were some items ago, and a snapshot is kept until the user's items have passed the next one.
+//! user's items may lag behind those that were taken, as pipes in main read ahead. So a log of the last deliveries
+//! shows the books as they were some items ago, and a snapshot is kept until the user's items have passed the next one.
 
 use std::collections::VecDeque;
 
@@ -47,8 +47,8 @@ pub struct Dealt<S> {
 }
 
 impl<S> Dealt<S> {
-    /// Whether one can go on from here to where a worker is that has read so much: it has got all that was dealt
-    /// before.
+    /// Whether the dispatching process can go on from here for a worker that has read so much: the worker has got all
+    /// items that were dealt to it before.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -68,13 +68,13 @@ struct Peer<S> {
 pub struct Place<'a, S> {
     /// The account of its items that were given.
     pub given: Account,
-    /// The newest snapshot before that; None where the epoch's begin is all there is.
+    /// The newest snapshot before that; None if the epoch's begin is all there is.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
 /// Deliveries that are remembered beyond those that were not given yet.
 const LOOK_BACK: usize = 64;
-/// Deliveries that are remembered where it is not known how many were given.
+/// Deliveries that are remembered if it is not known how many were given.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 /// How many deliveries books remember.
@@ -82,7 +82,7 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 struct Memory {
     /// Beyond those that were not given yet.
     beyond: usize,
-    /// Where it is not known how many were given.
+    /// If it is not known how many were given.
     unknown: usize,
 }
 
@@ -110,7 +110,7 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Empty books that remember so many deliveries beyond those that were not given yet, and so many where nobody
+    /// Empty books that remember so many deliveries beyond those that were not given yet, and so many if nobody
     /// knows how many were. The model checker's are short, so that they are cut and pruned in small loaders, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers =
@@ -243,7 +243,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // Where nobody tells what was given, it is as much as the log goes back.
+        // If nobody tells what was given, it is as much as the log goes back.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

@@ -1,4 +1,4 @@
-//! The reader of one link or several: whose item is next, and what to do while it is not there.
+//! The reader of one link or several: the peer of the next item, and the step to take while it is not there.
 
 use crate::round_robin::RoundRobin;
 
@@ -79,7 +79,7 @@ impl Collecting {
 
     /// Returns the peer to take in from, because another one starves; None if none does or nothing is there.
     ///
-    /// To be called by itself where main waits for anything else than an item of workers that may starve.
+    /// To be called by itself if main waits for anything else than an item of workers that may starve.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

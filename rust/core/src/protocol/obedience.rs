@@ -93,7 +93,7 @@ impl Obedience {
         self.runs = false;
     }
 
-    /// Notes functions, up to this number, that came with the epoch: the child applies them where the process before it
+    /// Notes functions, up to this number, that came with the epoch: the child applies them if the process before it
     /// did.
     pub fn expect(&mut self, number: u64) {
         self.applied = self.applied.max(number);

@@ -1,8 +1,8 @@
-//! Replacing children that have died: whose places are taken, when that is given up, and what those that take them do
+//! Replaces children that have died: decides which places are taken, when to give up, and what the new children do
 //! first.
 //!
-//! Without a dispatching process a worker is replaced alone. With one, all children are replaced together: what they
-//! had of each other's is nowhere but in their memory.
+//! Without a dispatching process a worker is replaced alone. With one, all children are replaced together, because
+//! items of the others were in their memory alone.
 
 /// Deaths of one child at one item after which the loader gives up.
 pub const TRIES: usize = 3;
@@ -49,7 +49,7 @@ impl Replacing {
         Self { workers, dispatches, resting: vec![false; children], deaths: vec![Deaths::default(); children] }
     }
 
-    /// Notes that an epoch begins: whoever rested is wanted again.
+    /// Notes that an epoch begins: children that rested are wanted again.
     pub fn begin(&mut self) {
         self.resting.fill(false);
     }
@@ -95,7 +95,7 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Whether whoever takes the place repeats an epoch of which main has everything, rather than that it runs it.
+    /// Whether the child that takes the place repeats an epoch of which main has everything, instead of running it.
     pub fn repeats(&self, child: usize, ended: &[bool]) -> bool {
         child < self.workers && ended[child]
     }

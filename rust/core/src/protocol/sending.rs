@@ -22,7 +22,7 @@ pub struct Sending {
     stream: Stream,
     /// Items sent in this stream, modulo 2^30.
     sent: u32,
-    /// Items that the reader wants beyond them, as last read. It may want more by now, and fewer where it has paused.
+    /// Items that the reader wants beyond them, as last read. It may want more by now, and fewer if it has paused.
     credit: u32,
     /// Items to make again before the first that goes out.
     owed: u64,
@@ -61,7 +61,7 @@ impl Sending {
         self.credit > 0
     }
 
-    /// Whether an item may go out, by the reader's word; None where that is damaged.
+    /// Whether an item may go out, by the reader's word; None if that is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -80,7 +80,7 @@ impl Sending {
         })
     }
 
-    /// Where the reader is; None where its word is damaged.
+    /// Where the reader is; None if its word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

@@ -7,9 +7,9 @@
 //!   puts its result down, and takes the item from there;
 //! - [`OrderedQueue::try_claim`]: the consumer has submitted an item, which the worker takes.
 //!
-//! Then the worker puts down what became of the slot. Results come in the order of the slots, or as they are ready.
-//! Whoever holds the queue (see [`OrderedQueue::hold`]) sees every item that was made. Any number of threads may hold it,
-//! each for itself.
+//! Then the worker puts down the outcome of the slot. Results come in the order of the slots, or as they are ready.
+//! A thread that holds the queue (see [`OrderedQueue::hold`]) sees every item that was made. Any number of threads may
+//! hold it, each for itself.
 //!
 //! A channel of crossbeam's cannot do this, nor its `ArrayQueue`: a state, and Python's collector of garbage, look at what
 //! is buffered without taking it, a slot belongs to its worker before there is an item, and the capacity changes.
@@ -18,7 +18,7 @@
 //! contents are dropped outside. Memory follows what is buffered, whatever the capacity. Each side is woken only if it
 //! sleeps, as each wake-up is a system call; of several workers one is woken, which wakes the next.
 //!
-//! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] where it loops.
+//! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] if it loops.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -41,7 +41,7 @@ pub enum Reserve {
     Granted(Slot),
     /// Full, held, or another worker at the source for the whole time.
     TimedOut,
-    /// Nobody wants items any more, or there are none.
+    /// The queue is closed or the source has ended: no item is to be made.
     Closed,
 }
 
@@ -52,11 +52,11 @@ pub enum Claim<T> {
     Given(Slot, T),
     /// Nothing is submitted, or the queue is held.
     TimedOut,
-    /// Nobody wants results any more.
+    /// The queue is closed: results are not wanted any more.
     Closed,
 }
 
-/// What became of a slot.
+/// The outcome of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     /// A result.
@@ -94,7 +94,7 @@ impl<T> Outcome<T> {
     }
 }
 
-/// What the consumer gets.
+/// The answer to a consumer that asks for a result.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     /// The next result.
@@ -127,7 +127,7 @@ pub enum View<'a, T> {
 }
 
 impl<'a, T> View<'a, T> {
-    /// What lies there.
+    /// The item or error that lies there.
     pub fn content(&self) -> &'a T {
         match self {
             View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) | View::Broken(it) => it,
@@ -385,7 +385,7 @@ impl<T> OrderedQueue<T> {
 
     /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have something to say, and returns whether it may.
     ///
-    /// Takes nothing out: where the items are Python objects, a thread without the GIL must not move references.
+    /// Takes nothing out: if the items are Python objects, a thread without the GIL must not move references.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -645,7 +645,7 @@ impl<T> OrderedQueue<T> {
 
 /// A hold on a queue: no worker begins an item before the last hold is dropped.
 ///
-/// A hold belongs to whoever has taken it, so nobody can end that of another.
+/// A hold belongs to the caller that has taken it: no other caller can end it.
 #[derive(Debug)]
 #[must_use = "the workers go on when the hold is dropped"]
 pub struct Hold<Q, T>
@@ -666,7 +666,7 @@ where
         Self { queue, _of: PhantomData }
     }
 
-    /// What owns the queue.
+    /// Returns the owner of the queue.
     pub fn owner(&self) -> &Q {
         &self.queue
     }

@@ -2,10 +2,11 @@
 //!
 //! Role: items are numbered as they are taken from the source. At some of them a mark was made (a state of the source
 //! after the item). The consumer notes each result that it gets, in order or not; so the place never depends on what is
-//! in flight. Whoever goes on from it reads the source from the mark again, and drops what was given.
+//! in flight. An iteration that goes on from it reads the source from the mark again, and drops the results that were
+//! given already.
 //!
 //! Marks that are not needed any more are collected in [`Place::spent`]: if they are Python objects, dropping one may run
-//! foreign code, which is no business of whoever holds a place.
+//! foreign code, which must not run while a place is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 

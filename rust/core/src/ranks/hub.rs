@@ -1,4 +1,4 @@
-//! Rank 0's part: counts the values of all ranks, tells them the least, and judges where one stays away.
+//! Rank 0's part: counts the values of all ranks, tells them the least, and judges if one stays away.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ impl Hub {
         }
     }
 
-    /// Whether a member may take its seat: at the opening, also anew, where its first connection failed.
+    /// Whether a member may take its seat: at the opening, also anew, if its first connection failed.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }

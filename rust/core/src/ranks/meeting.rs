@@ -1,6 +1,6 @@
-//! Carries the messages of hub and members: sockets, the thread that serves them, and the wait of those who ask.
+//! Carries the messages of hub and members: sockets, the thread that serves them, and the waits of callers.
 //!
-//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, whoever asks serves
+//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, each caller serves
 //! the sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes
 //! nothing but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
 
@@ -47,7 +47,7 @@ struct Door {
 }
 
 impl Door {
-    /// Takes in some who have connected. Where there are more than `most`, the oldest has to go: a rank says who it is
+    /// Takes in some who have connected. If there are more than `most`, the oldest has to go: a rank says who it is
     /// as soon as it has connected, and is heard before the next ones are taken in.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
@@ -357,7 +357,7 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // Where it cannot take a byte, there are enough in it.
+        // If it cannot take a byte, there are enough in it.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }

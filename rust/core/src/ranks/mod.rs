@@ -6,9 +6,10 @@
 //!   rank 3 ──┘ ◄──────────────────────────────  result, failed, bye, beat
 //! ```
 //!
-//! Rank 0 is the [`hub`]: every other rank, a [`member`], has one connection to it. An operation is one value of each
-//! rank, of which all get the least. The hub alone sees all connections, so it alone judges where an operation cannot
-//! end, and all ranks hear the same verdict. A member judges for itself in one case only: the hub is gone or silent.
+//! Rank 0 is the [`hub`]: every other rank, a [`member`], has one connection to it. In an operation each rank gives one
+//! value, and all get the least of them. The hub alone sees all connections, so it alone judges that an operation
+//! cannot end, and all ranks hear the same verdict. A member judges for itself in one case only: the hub is gone or
+//! silent.
 //!
 //! Both are pure state machines: events and the time go in, messages come out. [`meeting`] carries them over sockets,
 //! in a thread that needs nothing of the program around it, so that a rank that is busy still gives signs of life.
@@ -44,7 +45,7 @@ pub enum Fault {
     Left,
 }
 
-/// Why an operation can never end, and whose fault it is. All ranks are to hear the same one.
+/// The reason why an operation can never end, and the rank at fault. All ranks are to hear the same one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The fault.

@@ -161,7 +161,7 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// The page of process `index`, or None where there are fewer.
+    /// The page of process `index`, or None if there are fewer.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
@@ -266,7 +266,7 @@ impl PageRef {
         self.span().begin(0, nanoseconds());
     }
 
-    /// The epoch is over here; says nothing where none is under way.
+    /// The epoch is over here; says nothing if none is under way.
     pub fn end_span(&self) {
         self.span().end(nanoseconds());
     }
@@ -331,7 +331,7 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Names pipe `index`, which pipe `reader` reads; None where there is no room for it.
+    /// Names pipe `index`, which pipe `reader` reads; None if there is no room for it.
     pub fn pipe(
         &self,
         index: usize,

@@ -210,7 +210,7 @@ pub struct PipeRecord {
     /// The pipe's nature: see `datapipes` in Python; opaque here.
     pub(super) flags: AtomicU32,
     pub(super) spare: AtomicU32,
-    /// Most items that it holds ready; 0 where that means nothing.
+    /// Most items that it holds ready; 0 if that means nothing.
     pub(super) capacity: AtomicU64,
     /// Calls that were timed.
     pub samples: AtomicU64,

@@ -1,4 +1,4 @@
-//! Counters that whoever may open them can read while their owners work: one page for each process of a loader.
+//! Counters that other processes can read while their owners work: one page for each process of a loader.
 //!
 //! A [`Board`] is shared memory that all processes of a loader map. Each process writes its own page alone, with stores
 //! that cost no more than those of a private counter; main, and observers from outside, only read. Counters that belong

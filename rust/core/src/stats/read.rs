@@ -66,7 +66,7 @@ pub struct PipeCounts {
     pub samples: u64,
     /// Nanoseconds in the pipe alone.
     pub own: u64,
-    /// Nanoseconds that half of the calls, and 99 of 100, take at most; none where none was timed.
+    /// Nanoseconds that half of the calls, and 99 of 100, take at most; None if none was timed.
     pub quantiles: Option<(f64, f64)>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Elements are opaque bytes. Axes that can be walked as one are joined; what is left is walked line by line. In most
 //! images the elements of a line are a few bytes each (a pixel), and close together: there a line is copied 16 bytes at
-//! a time, through one byte shuffle, where the processor has it (`shuffle.rs`).
+//! a time, through one byte shuffle, if the processor has it (`shuffle.rs`).
 //!
 //! The owner of both memories calls this, from any thread; nothing is kept.
 
@@ -62,7 +62,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Elements of `size` bytes along axes of (count, stride in bytes), outermost first. None where they are more than
+    /// Elements of `size` bytes along axes of (count, stride in bytes), outermost first. None if they are more than
     /// memory could hold.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();

@@ -33,7 +33,7 @@ pub struct Shuffle {
 }
 
 impl Shuffle {
-    /// None where a step would copy too little, or nothing.
+    /// None if a step would copy too little, or nothing.
     pub fn new(line: Axis, group: Axis, run: usize) -> Option<Self> {
         let bytes = group.count * run;
         let reach = line.stride.unsigned_abs();
@@ -47,7 +47,7 @@ impl Shuffle {
             return None; // a single group of a usual size is copied as quickly by itself
         }
         // The part of its windows that a step covers; the rest of them lies in groups that come later. As many groups
-        // at the end of a line are left to others where its steps are to stay within it.
+        // at the end of a line are left to others if its steps are to stay within it.
         let covered = bytes_of_step.min((groups - 1) * reach + inner);
         let rest = (WINDOW - covered).div_ceil(reach.min(bytes));
         // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its
@@ -65,7 +65,7 @@ impl Shuffle {
         Some(Self { groups, bytes: bytes_of_step, all, within, low, table })
     }
 
-    /// Copies groups of the line, from its first one on, and returns their number: all of them, or where the memory
+    /// Copies groups of the line, from its first one on, and returns their number: all of them, or if the memory
     /// beyond the line is not ours, as many as can be without touching it. Behind the line, the target may be written
     /// over.
     ///

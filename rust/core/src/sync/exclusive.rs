@@ -17,7 +17,7 @@ pub struct Exclusive<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only whoever has changed `holder` from 0 reaches the value, which so passes from thread to thread.
+// SAFETY: only the thread that has changed `holder` from 0 reaches the value, which so passes from thread to thread.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 /// The value, held by this thread.

@@ -80,7 +80,7 @@ pub struct ArrayParts<'a> {
     pub data: *mut u8,
     /// Bytes of all elements.
     pub len: usize,
-    /// How they lie where they are not one behind the other.
+    /// How they lie if they are not one behind the other.
     pub strided: Option<Strided>,
 }
 
@@ -119,7 +119,7 @@ pub fn in_index_order(array: &Bound<'_, PyAny>) -> Option<Strided> {
     layout(item, shape, strides, &(0..shape.len()).collect::<Vec<_>>())
 }
 
-/// Takes an exact ndarray apart; None where pickle should have it.
+/// Takes an exact ndarray apart; None if pickle should have it.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -138,7 +138,7 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// The block of the arena under an array that was made by `torchdata.empty`, where the array covers it whole and
+/// The block of the arena under an array that was made by `torchdata.empty`, if the array covers it whole and
 /// nothing else can reach it: no other array, no buffer, no tensor, no weak reference.
 ///
 /// Callers see to it that nobody refers to the array but the item that it is in.
@@ -163,7 +163,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// The block of the arena under the array that `torchdata.empty` made a tensor over, where the tensor covers it whole.
+/// The block of the arena under the array that `torchdata.empty` made a tensor over, if the tensor covers it whole.
 ///
 /// Callers see to it that nobody refers to array or tensor but the item that the tensor is in.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
@@ -224,7 +224,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// The dtype and bytes of a plain NumPy scalar; None where pickle should have it.
+/// The dtype and bytes of a plain NumPy scalar; None if pickle should have it.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;

@@ -219,7 +219,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// An object with a writable buffer over a run of bytes: the lease where it may be kept, else a copy.
+    /// An object with a writable buffer over a run of bytes: the lease if it may be kept, else a copy.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
@@ -268,7 +268,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
     }
 }
 
-/// Copies into fresh memory of Python's, without the GIL where that takes long.
+/// Copies into fresh memory of Python's, without the GIL if that takes long.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
     // SAFETY: callers pass memory that is valid for `len` bytes; `to` was just allocated with room for them, nobody

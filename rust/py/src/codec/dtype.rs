@@ -52,7 +52,7 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// The dtype behind a descriptor, and the bytes of an element as NumPy counts them; None where pickle should have
+    /// The dtype behind a descriptor, and the bytes of an element as NumPy counts them; None if pickle should have
     /// it.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of a live object.

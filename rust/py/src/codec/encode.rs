@@ -54,7 +54,7 @@ impl Within<'_> {
 
 /// Why the tree walk gave up.
 enum Stop {
-    /// The item is for pickle as a whole: something appears twice in it (or might, where a member is for pickle and so
+    /// The item is for pickle as a whole: something appears twice in it (or might, if a member is for pickle and so
     /// out of sight), or it is nested too deeply.
     Whole,
     Error(PyErr),
@@ -179,7 +179,7 @@ impl Encoder {
     }
 
     /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and
-    /// only where nothing in it can lie elsewhere in the item as well.
+    /// only if nothing in it can lie elsewhere in the item as well.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -413,7 +413,7 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// A run of bytes that is a part of `owner`: inline where they are few, else out of band.
+    /// A run of bytes that is a part of `owner`: inline if they are few, else out of band.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Only exact built-in types, NumPy arrays and scalars of plain dtypes, torch's dense CPU tensors and our own batches
-//! are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle where pickle
+//! are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle if pickle
 //! cannot. A long string that appears twice is sent once and referred to; any other object that does sends the whole
 //! item through pickle, which keeps identity.
 

@@ -40,7 +40,7 @@ pub struct Source {
     /// The first element; a number, so that other threads may be told of it.
     address: usize,
     len: usize,
-    /// How the elements lie where they are not one behind the other.
+    /// How the elements lie if they are not one behind the other.
     strided: Option<Box<Strided>>,
     _owner: Owner,
 }
@@ -61,7 +61,7 @@ impl Source {
         self.len
     }
 
-    /// Copies them, without the GIL where that takes long.
+    /// Copies them, without the GIL if that takes long.
     ///
     /// # Safety
     /// `to` has room for `len` bytes, which are no part of the source.
@@ -70,7 +70,8 @@ impl Source {
         let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
-            // SAFETY: whoever made the source gave it memory that the owner keeps; of `to` the caller promises it.
+            // SAFETY: the maker of the source gave it memory that the owner keeps; the caller promises the same of
+            // `to`.
             unsafe {
                 match strided {
                     Some(strided) => strided.copy(from, to),
@@ -81,7 +82,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// The bytes one behind the other, which from now on they are: a copy where they were not so yet.
+    /// The bytes one behind the other, which from now on they are: a copy if they were not so yet.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

@@ -100,7 +100,7 @@ impl GzipReader {
     }
 }
 
-/// Goes past zeros to the next member; false where the stream ends, or something else follows, which gzip(1) ignores.
+/// Goes past zeros to the next member; false if the stream ends, or something else follows, which gzip(1) ignores.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

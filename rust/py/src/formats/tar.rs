@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::tar;
 
-/// Name and size from the header of an ordinary file in a tar archive; None where `tarfile` must look into it.
+/// Name and size from the header of an ordinary file in a tar archive; None if `tarfile` must look into it.
 #[pyfunction]
 #[pyo3(signature = (block, /))]
 pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
@@ -13,7 +13,7 @@ pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
 
 /// How many records an extended header holds, from its body.
 ///
-/// Raises ValueError where its form is wrong, so that no reader meets what would cost it more than linear time.
+/// Raises ValueError if its form is wrong, so that no reader meets what would cost it more than linear time.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

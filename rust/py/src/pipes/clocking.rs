@@ -12,11 +12,11 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of taking the time of one call, in nanoseconds.
 const COST: u64 = 60;
-/// A call is timed if that costs less than one part in so many of the calls that it stands for: where all pipes are
-/// timed, and where only the loader is.
+/// A call is timed if that costs less than one part in so many of the calls that it stands for: `PRICE` if all pipes
+/// are timed, `PRICE_METERED` if only the loader is.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The most calls that one stands for, where all pipes are timed, and where only the loader is.
+/// The most calls that one stands for: `LONGEST` if all pipes are timed, `LONGEST_METERED` if only the loader is.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// A call that was not timed and took longer is noticed by the coarse clock.

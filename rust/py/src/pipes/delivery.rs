@@ -161,7 +161,7 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no
+                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL if the type is no
                 // iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
@@ -250,7 +250,7 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// The next item of the epoch, whoever is valid; not counted as given. Raises StopIteration at its end.
+    /// The next item of the epoch, whichever iterator is valid; not counted as given. Raises StopIteration at its end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
@@ -274,7 +274,7 @@ impl Delivery {
     }
 }
 
-/// The base of loaders' iterators. Subclasses say what is done where the next item is not just handed on.
+/// The base of loaders' iterators. Subclasses say what is done if the next item is not just handed on.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,

@@ -39,8 +39,8 @@ struct Guard {
     id: u64,
     /// The pipe's token; valid as long as `token_object` is owned.
     token: *const IterationToken,
-    /// The function that gives the next item, of `argument`: the slot of the iterator's type, of the iterator; or where
-    /// the time is taken `next_timed` or `next_metered`, of this guard. Neither is owned.
+    /// The function that gives the next item, of `argument`: the slot of the iterator's type, and the iterator; or, if
+    /// the time is taken, `next_timed` or `next_metered`, and this guard. Neither is owned.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// Where a board counts its items, or null; valid as long as the token.
@@ -64,7 +64,7 @@ struct Guard {
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
     /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
-    /// Where a trace is written, what it needs: a `Tracing` in a box, or NULL. Freed with the guard.
+    /// The state of the trace, if one is written: a `Tracing` in a box, else NULL. Freed with the guard.
     tracing: *mut Tracing,
 }
 
@@ -142,7 +142,7 @@ pub fn guard_iterator<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
-    // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no iterator.
+    // SAFETY: the slot of a live type: a function of the iternext kind, or NULL if the type is no iterator.
     let next: Option<ffi::iternextfunc> =
         unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
     let Some(next) = next else {
@@ -256,7 +256,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Calls the iterator of any pipe where all are timed.
+/// Calls the iterator of any pipe if all are timed.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered` and `metered`.
     unsafe {
@@ -373,7 +373,7 @@ fn is_panic(py: Python<'_>) -> bool {
     }
 }
 
-/// Ok where the iteration has just ended.
+/// Ok if the iteration has just ended.
 fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: bool) -> PyResult<()> {
     let py = pipe.py();
     let Some(error) = PyErr::take(py) else {

@@ -1,9 +1,9 @@
 //! An iterator whose items Python code hands over, of which Ctrl-C loses none.
 //!
 //! Python handles signals between any two instructions: an item that was taken, and is not yet returned, would be lost
-//! where the handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves what came where the
-//! next call finds it. Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no
-//! Python code in between.
+//! if the handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves the item where the next
+//! call finds it. Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no Python
+//! code in between.
 //!
 //! Runs in whichever threads read, one after the other. Signals are handled in the main thread alone, so in any other
 //! one nothing is done.
@@ -20,7 +20,7 @@ use pyo3::sync::PyOnceLock;
 use crate::pipes::turn::Turn;
 
 /// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
-/// which returns a tuple of the item, or None where there is to be waited again.
+/// which returns a tuple of the item, or None if it must wait again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,

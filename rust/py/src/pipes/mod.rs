@@ -1,4 +1,4 @@
-//! The cost of iteration: tokens of who may iterate, guards around users' iterators, whose turn it is to read.
+//! The cost of iteration: tokens of valid iterators, guards around users' iterators, turns of reading threads.
 
 pub mod clocking;
 pub mod delivery;

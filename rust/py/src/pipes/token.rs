@@ -169,7 +169,7 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Number of the valid iterator; 0 where the pipe was never iterated.
+    /// Number of the valid iterator; 0 if the pipe was never iterated.
     #[getter]
     fn current(&self) -> u64 {
         self.current.load(Relaxed)

@@ -81,7 +81,7 @@ impl Collector {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes that are replaced by others where they die.
+    /// Watches processes that are replaced by others if they die.
     ///
     /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
     /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
@@ -98,7 +98,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces the processes `dead`, and whatever else has died. False where another thread reads, and will see to it.
+    /// Replaces the processes `dead`, and whatever else has died. False if another thread reads, and will see to it.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -191,7 +191,7 @@ impl Collector {
 
     /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
     /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None
-    /// where that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
+    /// if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
     /// deliveries is too late for `delivered`.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
@@ -348,7 +348,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. Where a signal handler raises, it lies there, or was not taken.
+    /// Appends the next item to a list. If a signal handler raises, it lies there, or was not taken.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -8,7 +8,7 @@ pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 /// A message of the control protocol: a command.
 pub const MESSAGE: u16 = 3;
-/// Set where the inline payload was too long and travels as the last buffer.
+/// Set if the inline payload was too long and travels as the last buffer.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the graph that yields the items, as of those before it.
 pub const STATE: u16 = 4;

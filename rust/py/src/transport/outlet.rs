@@ -58,11 +58,11 @@ pub(super) struct Outlet {
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// In a worker: where those of the dispatching process wait to be passed on.
     pub relay: Option<Arc<Relay>>,
-    /// By reader: the checksum behind the items that are made again; None where that is not compared.
+    /// By reader: the checksum behind the items that are made again; None if that is not compared.
     pub expected: Vec<Option<u64>>,
     /// The link that gets the next snapshot.
     pub next_link: usize,
-    /// By reader: where waits for room and for leave are counted. Empty where nobody counts them.
+    /// By reader: where waits for room and for leave are counted. Empty if nothing counts them.
     pub meters: Vec<WaitRef>,
     /// Where waits for another pass are counted.
     pub idle: Option<WaitRef>,
@@ -77,7 +77,7 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// Buffers of the encoder, and the payload behind them where it is long, that have found their place.
+    /// Buffers of the encoder, and the payload behind them if it is long, that have found their place.
     pub parts: Vec<Part>,
     /// Bytes of the next one that were sent in fragments.
     pub streamed: usize,
@@ -210,7 +210,7 @@ impl Outlet {
         }
     }
 
-    /// Encodes an item, and sends it at once where it is small and there is room: the usual item is spared what
+    /// Encodes an item, and sends it at once if it is small and there is room: the usual item is spared what
     /// follows.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -295,7 +295,7 @@ impl Outlet {
         })
     }
 
-    /// Brings a buffer into the arena, or where it will not fit, sends it ahead in fragments, from byte `streamed` on.
+    /// Brings a buffer into the arena, or if it will not fit, sends it ahead in fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -332,7 +332,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into a block, waiting for one where some are on their way back; None where there will be none.
+    /// Copies a buffer into a block, waiting for one if some are on their way back; None if there will be none.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -358,7 +358,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes once there is room for a unit of that size. Done, too, where the reader wants it no more.
+    /// Pushes once there is room for a unit of that size. Done, too, if the reader wants it no more.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -379,7 +379,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for room; tells where something else ends the wait.
+    /// Waits for room; returns whether something else ended the wait.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

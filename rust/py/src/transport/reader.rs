@@ -1,4 +1,4 @@
-//! The reading of items: whose is next, what to do while it is not there, and what a unit becomes.
+//! The reading of items: the peer of the next item, the work while it is not there, and the decoding of units.
 //!
 //! Owned by a [`Collector`](super::collector::Collector), which hands it to one thread at a time. The decisions are
 //! those of `torchdata_core::protocol::Collecting`; here they are carried out.

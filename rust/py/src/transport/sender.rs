@@ -64,8 +64,8 @@ impl Sender {
 impl Sender {
     /// Takes the producer's end of each link.
     ///
-    /// `peers` are the processes behind the links, `own` is this one: indices of bells. What waits in the `control`
-    /// link interrupts the pump and every wait.
+    /// `peers` are the processes behind the links, `own` is this one: indices of bells. A message that waits in the
+    /// `control` link interrupts the pump and every wait.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None))]
     fn new(
@@ -104,7 +104,7 @@ impl Sender {
     /// earlier one is given up.
     ///
     /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
-    /// how many of those that follow the reader has already, and the checksum behind these, to be compared where it is
+    /// how many of those that follow the reader has already, and the checksum behind these, to be compared if it is
     /// given. `turn` is the reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
@@ -164,8 +164,8 @@ impl Sender {
 
     /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits.
     ///
-    /// Returns False when a command waits: to be called again with the same iterator, once it was obeyed. True once all
-    /// that is wanted of this pass was sent. What the iterator raises is raised.
+    /// Returns False if a command waits: call it again with the same iterator once the command was obeyed. Returns True
+    /// once all items that are wanted of this pass were sent. Raises the errors of the iterator.
     fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut guard = self.outlet()?;
         let outlet = &mut *guard;
@@ -255,7 +255,7 @@ impl Sender {
     /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not
     /// sent.
     ///
-    /// Raises TimeoutError where the peer does not read.
+    /// Raises TimeoutError if the peer does not read.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -276,7 +276,7 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Waits until the peer has acknowledged `count` messages; False where `seconds` were not enough.
+    /// Waits until the peer has acknowledged `count` messages; False if `seconds` were not enough.
     ///
     /// `tick` is called several times a second while waiting; what it raises ends the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -299,7 +299,7 @@ impl Sender {
 
     /// An array of a plain dtype over a block of the arena that the next item goes out of. Any thread may call it.
     ///
-    /// Returns None where the arena has no room or the dtype does not cross without pickling.
+    /// Returns None if the arena has no room or the dtype does not cross without pickling.
     fn allocate<'py>(
         &self,
         py: Python<'py>,

@@ -1,6 +1,6 @@
 //! Snapshots of a graph on their way through a link: when one is made, how it is laid out, and where it is kept.
 //!
-//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are
+//! A child makes them by itself, between two items, and pushes them aside: if ring or arena lack room they are
 //! dropped, and nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind
 //! them, or in a block:
 //!
@@ -37,7 +37,7 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// Most items between two looks at the clock, and how often it is looked at where that makes them fewer.
+/// Most items between two looks at the clock, and how often it is looked at if that makes them fewer.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -108,7 +108,7 @@ impl Relay {
 /// Inline content beyond this goes into a block: the ring is for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
-/// Pushes a snapshot where there is room; whether there was.
+/// Pushes a snapshot if there is room; returns whether there was.
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
     if content.len() > LONGEST_INLINE
         && let Some(block) = producer.allocate(content.len())?
@@ -168,7 +168,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// The content, copied once: it is long where states are, and whoever waits for an item waits for this.
+    /// The content, copied once: it is long if states are, and a reader that waits for an item waits for the copy.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),

@@ -1,4 +1,4 @@
-//! The board of counters as a Python object: made by main, taken by each process, read by whoever may.
+//! The board of counters as a Python object: made by main, taken by each process, read by any process that may.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the board, to be passed to another process; -1 where there is none.
+    /// The descriptor behind the board, to be passed to another process; -1 if there is none.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }

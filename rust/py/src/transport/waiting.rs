@@ -9,17 +9,17 @@ use torchdata_core::stats::WaitRef;
 
 use crate::enter::{self, Slices};
 
-/// Looks before the first sleep. Short: with more runnable threads than cores, whoever spins keeps from running
-/// the one it waits for.
+/// Looks before the first sleep. Short: with more runnable threads than cores, a thread that spins keeps the one it
+/// waits for from running.
 const SPINS: u32 = 40;
-/// Turns given to other threads before the first sleep. Where producer and consumer share a core, the other side runs
+/// Turns given to other threads before the first sleep. If producer and consumer share a core, the other side runs
 /// meanwhile, fills or empties the ring, and neither pays for a sleep and a wake-up: with small windows on 2 cores this
-/// is a factor of 3 to 6. Where nobody else wants the core it costs a few system calls.
+/// is a factor of 3 to 6. If no other thread wants the core it costs a few system calls.
 const YIELDS: u32 = 10;
-/// A sleep that ends sooner was one too many: whoever waits gives way for as long as before.
+/// A sleep that ends sooner was one too many: the waiter gives way for as long as before.
 const NEAR: Duration = Duration::from_micros(50);
-/// How often whoever depends on other processes looks whether these are alive, without the GIL: nothing rings for a
-/// death. Two system calls in this time, some thousandths of a core.
+/// How often a waiter that depends on other processes looks whether these are alive, without the GIL: no bell rings for
+/// a death. Two system calls in this time, some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none.
@@ -56,8 +56,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// The same for one who depends on others: where `bereft`, which is called every few milliseconds and without the GIL,
-/// the slice is over, and it is for `tick` to see why.
+/// The same for a waiter that depends on others: if `bereft`, called every few milliseconds without the GIL, the slice
+/// is over, and it is for `tick` to see why.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -1,4 +1,4 @@
-"""What an archive may ask of its reader: headers, extended records, overlapping members, and names in odd folders."""
+"""The limits of an archive's demands: headers, extended records, overlapping members, and names in odd folders."""
 
 from __future__ import annotations
 

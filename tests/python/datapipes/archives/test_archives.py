@@ -83,7 +83,7 @@ def test_every_regular_file_comes_out_under_the_path_of_its_archive(folder, kind
         found = [(path, content) for path, content in found if "link" not in path]
         # Old versions of zip do not mark names as UTF-8, and then they are not.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
-    # Of the two names of one file, tar stores the one it meets first; the other is a link.
+    # tar stores the first of the two names of one file that it meets; the other is a link.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
     assert len(found) == len(expected)
     assert dict(found) == expected

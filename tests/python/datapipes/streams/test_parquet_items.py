@@ -1,4 +1,4 @@
-"""What ParquetDataFrameLoader makes of the rows of files: items of so many rows, and dicts of arrays."""
+"""The items that ParquetDataFrameLoader makes of the rows of files: so many rows each, and dicts of arrays."""
 
 from __future__ import annotations
 

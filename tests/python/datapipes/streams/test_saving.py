@@ -181,7 +181,7 @@ def folder(tmp_path_factory):
 
 
 def sums(folder, tool):
-    """What a tool of the system says."""
+    """The digests of a tool of the system."""
     lines = subprocess.run([tool, *sorted(folder.iterdir())], capture_output=True, text=True, check=True).stdout
     return {path: digest for digest, path in (line.split("  ") for line in lines.splitlines())}
 

@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 
 def gathered(paths: list[str]) -> list[Any]:
-    """What WebDataset should say of the paths, each with its number as data."""
+    """The samples that WebDataset should make of the paths, each with its number as data."""
     samples: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         folder, _, name = path.replace("\\", "/").rpartition("/")
@@ -64,7 +64,7 @@ def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """What WebDataset says of wrongly packed files: of which kind its error is, and of which sample."""
+    """WebDataset's answer to wrongly packed files: the kind of its error, and the sample."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:

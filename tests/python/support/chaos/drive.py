@@ -30,12 +30,12 @@ EPOCHS = 4
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     plan: object
-    #: What was wrong with it, one line each.
+    #: Its faults, one line each.
     wrong: list[str] = field(default_factory=list)
-    #: What the program said and printed.
+    #: The events that the program reported, and its output.
     said: list[dict] = field(default_factory=list)
     printed: str = ""
     #: When the blow fell, and on which process; None where it did not.
@@ -203,8 +203,8 @@ def judge(outcome, code, listener):
         wrong.append(f"it was only stopped for a while, but: {errors[0]['type']}: {errors[0]['text']:.300}")
 
 
-#: What the interpreter of a spawned child prints whose main has died before it had told it what to run: no code of the
-#: library, and none of the program, has run there yet.
+#: The output of a spawned child's interpreter if main has died before it had sent the program: no code of the library,
+#: and none of the program, has run there yet.
 UNTOLD = re.compile(
     r"""(Traceback \(most recent call last\):
   File "<string>", line 1, in <module>
@@ -243,7 +243,8 @@ def judge_death(outcome, report, listener, name):
             return
     first = errors[0]
     outcome.latency = first["time"] - max(struck or 0, first["asked"])
-    # Nobody knows when a child killed itself; main may have asked long before, while the child was still starting.
+    # The moment when a child killed itself is not known; main may have asked long before, while the child was still
+    # starting.
     if outcome.latency > (NOTICED if struck else LIMIT / 4):
         outcome.wrong.append(f"the death was noticed after {outcome.latency:.2f} s")
 

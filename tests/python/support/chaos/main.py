@@ -34,7 +34,7 @@ def say(**what):
 
 
 class Work:
-    """What the workers do for an item: sleep, fill an array, and where the plan says so, die."""
+    """The work for an item: sleeps, fills an array, and dies if the plan says so."""
 
     def __init__(self, plan):
         self.plan = plan
@@ -166,7 +166,7 @@ class Program:
         os.read(0, 1)
 
     def look_around(self):
-        """What is left of the loader."""
+        """Looks for processes and mappings that the loader left."""
         deadline = time.monotonic() + 5
         gc.collect()
         while (left := [children(), shared_mappings()]) != [[], 0] and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a seed stands for: a loader, the moment of the blow, its victim, and what kind of blow it is."""
+"""The plan of a seed: a loader, the moment of the blow, its victim, and the kind of blow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 METHODS = ("fork", "spawn", "forkserver")
 
-#: What main says when it comes to each part of its work, and how long that takes, roughly; the blow falls within.
+#: The word of main at the beginning of each part of its work, and about how long that takes; the blow falls within.
 PHASES = {
     "start": 0.05,
     "iterate": 0.1,

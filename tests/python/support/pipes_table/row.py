@@ -1,4 +1,4 @@
-"""What a row of the table of pipes is, and what the modules that hold rows share."""
+"""The row of the table of pipes, and the common parts of the modules that hold rows."""
 
 from __future__ import annotations
 

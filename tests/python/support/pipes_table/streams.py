@@ -33,7 +33,7 @@ RAR_MEMBERS = {
 
 
 def members(item: int) -> dict[str, bytes]:
-    """What the archive of a number holds: none to two files."""
+    """The members of the archive of a number: none to two files."""
     return {f"{number}.txt": b"%d of %d" % (number, item) for number in range(item % 3)}
 
 

@@ -20,7 +20,7 @@ LONG = 60.0
 
 
 class Checked:
-    """What came of the graphs of one kind."""
+    """The results of the graphs of one kind."""
 
     def __init__(self, kind: str, options: argparse.Namespace) -> None:
         self.kind, self.options = kind, options

@@ -94,7 +94,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """What each epoch of a run without a stop yields, and one more.
+    """The items of each epoch of a run without a stop, and of one more epoch.
 
     Raises:
         NotComparable: the graph fails, or does not repeat itself.
@@ -241,7 +241,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # What threads draw that run ahead of a pipe that leaves them is the same more often than not.
+                # Threads that run ahead of a pipe that leaves them draw the same numbers more often than not.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise NotComparable("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

@@ -73,7 +73,7 @@ class _Reading:
 
 
 def recorded(plan: Loader) -> tuple[list[list[Any]], States]:
-    """What each epoch of a run without a stop yields, and the states of all positions.
+    """The items of each epoch of a run without a stop, and the states of all positions.
 
     Raises:
         Different: taking states changed what came.

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """What a fresh interpreter did was wrong."""
+    """A fresh interpreter gave something else."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:

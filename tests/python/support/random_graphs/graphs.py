@@ -23,7 +23,7 @@ LONGEST = 40
 
 @dataclass
 class Graph:
-    """What a seed gives.
+    """The graph of a seed.
 
     Args:
         number: the seed.

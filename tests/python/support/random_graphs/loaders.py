@@ -10,14 +10,14 @@ from random_graphs.check import start
 from random_graphs.graphs import Graph
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 
-#: How often each start method is drawn. What does not fork imports everything anew, which takes a second.
+#: How often each start method is drawn. The methods that do not fork import everything anew, which takes a second.
 METHODS = {"fork": 20, "forkserver": 1, "spawn": 1}
 #: Where the global generators stand when a state is loaded.
 OTHER = 17
 
 
 class Loader:
-    """What a seed gives.
+    """The loader of a seed.
 
     Args:
         number: the seed.

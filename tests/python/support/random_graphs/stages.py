@@ -1,4 +1,4 @@
-"""What random graphs are made of: sources, pipes over one source, and pipes over several.
+"""The parts of random graphs: sources, pipes over one source, and pipes over several.
 
 Every stage takes ints below 21 and yields such. Those of `GLOBAL` draw from the global generators, those of `THREADED`
 read in threads; a graph has one kind of them at most, because threads draw in no order that repeats.

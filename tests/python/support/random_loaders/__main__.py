@@ -64,7 +64,7 @@ def run_seed(seed, methods, limit=60.0):
 def report(seed, methods, ran, lines):
     print(f"seed {seed} failed after {ran.seconds:.1f} s: {ran.why}")
     print(f"again: python -m random_loaders --seed {seed} --runs 1 --start-methods {methods}")
-    # Of the stacks of hung processes, what leads to our own frames is the same every time.
+    # The frames that lead to our own ones are the same in all stacks of hung processes.
     shown = [line for line in ran.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

@@ -27,7 +27,7 @@ class Place:
 
     worker: int = 0
     workers: int = 1
-    #: What the dispatching process deals to this worker in one pass; an exception comes in its turn.
+    #: The items that the dispatching process deals to this worker in one pass; an exception comes in its turn.
     dealt: list = field(default_factory=list)
     #: Whether functions fail that the plan has armed.
     armed: int | None = None
@@ -99,7 +99,7 @@ class Node:
         raise NotImplementedError
 
     def model(self, place):
-        """What the pipe yields at this place, as keys."""
+        """The items of the pipe at this place, as keys."""
         return self.of(place, *[source.model(place) for source in self.sources])
 
     def of(self, place, *streams):
@@ -331,7 +331,7 @@ JOINS = (Zipped, Muxed, MuxedLongest, Concatenated)
 
 
 def dealt(dispatched, workers, armed=None):
-    """What each worker gets of one pass of the dispatching process, and the place that tells what it cost."""
+    """The items that each worker gets of one pass of the dispatching process, and the place that tells the cost."""
     place = Place(armed=armed)
     shares = [[] for _ in range(workers)]
     turn = 0

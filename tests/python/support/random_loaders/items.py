@@ -108,7 +108,7 @@ def ids(item):
 
 
 def keys(item):
-    """What `ids` returned, without the tags."""
+    """The result of `ids`, without the tags."""
     return [keys(one) for one in item] if isinstance(item, list) else item & KEY
 
 

@@ -39,7 +39,7 @@ class TooMuch(Exception):
 
 @dataclass
 class Expected:
-    """What an epoch yields if nothing cuts it short."""
+    """The items of an epoch if nothing cuts it short."""
 
     items: list
     #: The worker that sends each item; empty where main changes them.
@@ -55,7 +55,7 @@ class Setup:
     """A loader: its graph and its options."""
 
     graph: graphs.Node
-    #: What stays in main, over a `Collected`; None where nothing does.
+    #: The graph that stays in main, over a `Collected`; None if nothing does.
     main: graphs.Node | None
     method: str
     workers: int
@@ -113,7 +113,7 @@ class Setup:
 
 @dataclass
 class Action:
-    """What main does in one epoch."""
+    """The acts of main in one epoch."""
 
     #: Items to take; None for all.
     take: int | None = None

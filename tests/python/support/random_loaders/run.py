@@ -57,7 +57,7 @@ def timer(seconds):
 
 
 def left_behind(before):
-    """What is left of the loaders, once it had time to go."""
+    """The leftovers of the loaders, once they had time to go."""
     deadline = time.monotonic() + 10
     while True:
         gc.collect()

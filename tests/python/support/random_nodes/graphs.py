@@ -63,7 +63,7 @@ class Graph:
 
     @property
     def category(self) -> str:
-        """Of the graph that was built last."""
+        """The category of the graph that was built last."""
         return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
 
     @property

@@ -1,4 +1,4 @@
-"""What a random program does with its graph: which epochs it leaves early, and in which its places are saved."""
+"""The acts of a random program on its graph: which epochs it leaves early, and in which its places are saved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """What the program does, for a person to read; the graph has been built."""
+        """The acts of the program, for a person to read; the graph has been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

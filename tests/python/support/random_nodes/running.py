@@ -40,7 +40,7 @@ def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
 
 
 def described(seed: int, processes: bool) -> dict[str, Any]:
-    """What a program runs."""
+    """The graph of a program, described."""
     program = program_of(seed, processes)
     graph = program.graph()
     graph.build()

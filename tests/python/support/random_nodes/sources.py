@@ -1,4 +1,4 @@
-"""What random graphs read: samplers, streams with and without states, and a node without checkpoints."""
+"""The sources of random graphs: samplers, streams with and without states, and a node without checkpoints."""
 
 from __future__ import annotations
 

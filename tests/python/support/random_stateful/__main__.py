@@ -14,7 +14,7 @@ from random_stateful.programs import CATEGORIES
 
 
 def of_states(verdicts: list[beside.Verdict]) -> list[str]:
-    """What the states were like, and whether the epochs were those of torch's own loader."""
+    """Counts of the kinds of states, and of epochs that were those of torch's own loader."""
     torch = [one for one in verdicts if one.unlike is not None]
     told = [one.known for one in verdicts if "json" in one.known]
     sizes = [one["size"] for one in told] or [0]

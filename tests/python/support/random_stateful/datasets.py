@@ -134,7 +134,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Iterable(Slow, IterableDataset[Any]):
-    """What all iterable data sets share: a worker's part is uneven, so that workers end at different times."""
+    """The base of all iterable data sets: a worker's part is uneven, so that workers end at different times."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws

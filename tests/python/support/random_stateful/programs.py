@@ -134,7 +134,7 @@ class Program:
         return ""
 
     def words(self) -> str:
-        """What the program does, for a person to read."""
+        """The acts of the program, for a person to read."""
         parts = [f"{self.dataset}({self.length}{', draws: ' + self.draws if self.noisy else ''})"]
         if self.slow:
             parts.append("slow items")
@@ -204,7 +204,7 @@ def choose_options(program: Program, chance: random.Random) -> None:
 
 
 def choose_habits(program: Program, chance: random.Random) -> None:
-    """What the program seeds and draws besides."""
+    """Chooses what the program seeds and draws besides."""
     program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)

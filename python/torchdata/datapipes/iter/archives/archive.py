@@ -29,7 +29,7 @@ try:
 except ImportError:  # Python was built without it, so there is none to meet
     LZMAError = EOFError  # type: ignore[misc, assignment]
 
-#: How many times larger than its compressed form a file may become, where it becomes larger than `SMALLEST_BOMB`.
+#: How many times larger than its compressed form a file may become, if it becomes larger than `SMALLEST_BOMB`.
 MAX_RATIO = 100.0
 
 #: Bytes below which nothing is taken for a decompression bomb.
@@ -60,7 +60,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused where `size` bytes out of `compressed` ones are more than any ordinary file has."""
+    """Raises Refused if `size` bytes out of `compressed` ones are more than any ordinary file has."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -95,7 +95,7 @@ def seekable(stream: Any) -> bool:
 
 
 def position(stream: Any) -> int | None:
-    """Where the stream stands, or None where it cannot tell."""
+    """Where the stream stands, or None if it cannot tell."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -114,7 +114,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Whether going back costs next to nothing: not where it means to decompress from the start."""
+    """Whether going back costs next to nothing: not if it means to decompress from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
@@ -133,7 +133,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """The error to raise for `error`: one that names the archive. What does not come from damaged data keeps its type.
+    """The error to raise for `error`: one that names the archive. An error that does not come from damaged data keeps
+    its type.
 
     It is returned, because a frame that holds the error which it raises is a cycle, and would keep open the files of
     all frames on the error's way until the garbage collector comes.
@@ -196,12 +197,12 @@ class Counted:
 
 
 class Archive:
-    """An open archive: owns the stream that it reads, and opens it again where it was pickled."""
+    """An open archive: owns the stream that it reads, and opens it again if it was pickled."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
         self.source = source
-        #: Where the archive begins in its stream; None where the stream cannot tell.
+        #: Where the archive begins in its stream; None if the stream cannot tell.
         self.start = position(source) if start is None else start
 
         #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
@@ -294,7 +295,7 @@ class EntryRecipe:
         self.archive, self.key = archive, key
 
     def open(self) -> Any:
-        """Opens the archive, where it is not yet, and the member."""
+        """Opens the archive, if it is not yet, and the member."""
         return self.archive.open_entry(self.key)
 
     def __repr__(self) -> str:
@@ -335,7 +336,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        if isinstance(stream, StreamWrapper):  # whoever made a bare stream closes it: members may still read it
+        if isinstance(stream, StreamWrapper):  # the maker of a bare stream closes it: members may still read it
             stream.autoclose()
 
 

@@ -42,7 +42,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
 
-#: Bytes that are decompressed at a time where all is read.
+#: Bytes that are decompressed at a time if all is read.
 _PIECE = 1 << 20
 
 
@@ -81,7 +81,7 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """The format of a file by its suffix, whatever its case; None where that tells nothing."""
+    """The format of a file by its suffix, whatever its case; None if that tells nothing."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR
@@ -128,7 +128,7 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:
-        """A recipe with a stand-in for `source` at `start`, or None where it cannot be opened again."""
+        """A recipe with a stand-in for `source` at `start`, or None if it cannot be opened again."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None
@@ -223,7 +223,7 @@ class _Decompressed(io.RawIOBase):
         if not self.closed:
             super().close()
             self._reader.close()
-            if isinstance(self._source, StreamWrapper):  # whoever made a bare stream closes it
+            if isinstance(self._source, StreamWrapper):  # the maker of a bare stream closes it
                 self._source.close()
 
 
@@ -277,7 +277,7 @@ class Decompressor(_Decompressing):
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (xz, too), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
             None: what the path's suffix says, in capitals, too, and before the query of a URL: `.gz`, `.bz2`, `.xz`,
             `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`, `.txz`, `.tzst`.
-        max_ratio: how many times larger than its compressed form a file may become, where that is more than 1 GiB.
+        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
             None: no limit.
 
     Raises:
@@ -389,8 +389,8 @@ class Bz2FileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a file may become, where that is more than 1 GiB.
+        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
             None: no limit.
 
     Raises:
@@ -416,8 +416,8 @@ class XzFileLoader(_OfOneKind):
 
     Args:
         datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a file may become, where that is more than 1 GiB.
+        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
             None: no limit.
 
     Raises:

@@ -17,7 +17,7 @@ __all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
 #: Compressed bytes that are asked for at a time.
 _AT_ONCE = 64 << 10
 
-#: Bytes that are decompressed at a time where all is read, or passed over.
+#: Bytes that are decompressed at a time if all is read, or passed over.
 _PIECE = 1 << 20
 
 #: Compressed bytes that `zstandard` gets at a time. It gives all that is in them at once: 32 MiB at most.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: Reads on, as far as is convenient: the next bytes, and nothing where the stream ends.
+#: Reads on, as far as is convenient: the next bytes, and nothing if the stream ends.
 Pieces = Callable[[], bytes]
 
 #: How far back a reader may always go: over the header that it has just looked at.

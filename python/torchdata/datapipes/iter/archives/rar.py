@@ -187,14 +187,14 @@ class RarArchiveLoader(IndexedLoader):
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
         max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
-            that is opened, where that is more than 1 GiB; None: no limit.
+            that is opened, if that is more than 1 GiB; None: no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.
         ValueError: `max_ratio` is less than 1.
-        rarfile.Error: while iterating or reading a member: BadRarFile or NotRarFile where the archive is truncated or
+        rarfile.Error: while iterating or reading a member: BadRarFile or NotRarFile if the archive is truncated or
             damaged, a checksum is wrong, a name leads out of the archive's folder, or a member is out of proportion (a
             decompression bomb); PasswordRequired; NeedFirstVolume for archives of several volumes; RarCannotExec
             where no program is found.

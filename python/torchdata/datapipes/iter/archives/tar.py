@@ -98,7 +98,7 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read, which it ends where they become too long."""
+    """The stream of an archive while the headers of one member are read, which it ends if they become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -239,7 +239,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -> Pieces:
-    """What is compressed in `source`, unless it is a bomb: whether members are read or skipped, it must be inflated."""
+    """Inflates `source`, and refuses a bomb: the data must be inflated whether members are read or skipped."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -346,7 +346,7 @@ class _TarArchive(Archive):
             if info is None:
                 self._read_to_the_end()
                 return None
-            if not info.isreg():  # a folder, a link or a device, also where it comes with a map of holes
+            if not info.isreg():  # a folder, a link or a device, also if it comes with a map of holes
                 continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))
@@ -363,7 +363,7 @@ class _TarMemberRecipe:
         self.archive, self.name, self.offset, self.size = archive, name, offset, size
 
     def open(self) -> Any:
-        """Opens the archive, where it is not yet, and the member."""
+        """Opens the archive, if it is not yet, and the member."""
         fileobj = self.archive.tar.fileobj
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
@@ -425,7 +425,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(Entry):
-    """A member with stored. What it takes in the archive says nothing about how much a reader gets."""
+    """A member whose holes are not stored. Its size in the archive says nothing about how much a reader gets."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -454,9 +454,9 @@ class TarArchiveLoader(ArchiveLoader):
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
-        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
         max_ratio: how many times larger than its compressed form an archive may become, as far as it is read or
-            skipped, where that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
+            skipped, if that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
 
     Raises:
         ValueError: the mode is another one, or `max_ratio` is less than 1.

@@ -113,9 +113,9 @@ class ZipArchiveLoader(IndexedLoader):
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
         max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
-            that is opened, where that is more than 1 GiB; None: no limit.
+            that is opened, if that is more than 1 GiB; None: no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

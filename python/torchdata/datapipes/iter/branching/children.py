@@ -176,7 +176,7 @@ class DealMain(Main):
             if self._buffers[instance] is own:
                 self._park()
             raise
-        finally:  # also where the iterator is dropped half-way
+        finally:  # also if the iterator is dropped half-way
             done.add(instance)
 
     def _park(self) -> None:
@@ -186,7 +186,7 @@ class DealMain(Main):
             buffer.extend(items)
 
     def _destination(self, item: Any) -> int | None:
-        """The child that an item belongs to, or None where it is dropped."""
+        """The child that an item belongs to, or None if it is dropped."""
         raise NotImplementedError
 
     def _keep(self, item: Any, destination: int) -> None:

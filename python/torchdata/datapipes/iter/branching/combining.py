@@ -195,7 +195,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input that has the turn. Those that have ended are found to have when theirs comes.
+    #: The number of the input that has the turn. An input is found to have ended when its turn comes.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -228,7 +228,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
 class SampleMultiplexer(IterDataPipe[Any]):
     """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
 
-    Where an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
+    If an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
     `cycle`.
 
     Args:
@@ -254,7 +254,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
     _left: list[int] = state(list)
     _rng: random.Random = random_state(lasts=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
-    #: Of the next iteration.
+    #: The seed of the next iteration.
     _seed: int | None = state(lasts=True, copied=True)
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:
@@ -277,7 +277,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Takes all inputs in again, and seeds the generator or, where the user gave a seed, lets it go on."""
+        """Takes all inputs in again, and seeds the generator or, if the user gave a seed, lets it go on."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

@@ -38,7 +38,7 @@ class IterKeyZipper(IterDataPipe[Any]):
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: the same for items of `ref_datapipe`; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result.
-        buffer_size: how many reference items may wait when another one comes to wait. Where more do, the one that waits
+        buffer_size: how many reference items may wait when another one comes to wait. If more do, the one that waits
             longest is dropped, with a warning. None for no limit.
         merge_fn: a function from an item and its match to the result; a tuple of both by default.
 

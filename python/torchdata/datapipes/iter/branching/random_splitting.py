@@ -106,7 +106,7 @@ class _SplitMain(IterDataPipe[Any]):
         return chosen
 
     def length(self, instance: int) -> int:
-        """The number of items of one child, where the weights are numbers of items."""
+        """The number of items of one child, if the weights are numbers of items."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(
@@ -168,13 +168,13 @@ class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child for each group.
 
     Each child reads the whole source, so only one can be read at a time. The split is a function of the seed and the
-    order of the source: where the source yields its items in the same order every time, each item belongs to one group,
+    order of the source: if the source yields its items in the same order every time, each item belongs to one group,
     the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` behind the
     split, not before it. `child.override_seed(seed)` chooses another split, for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. They need not sum up to the number of items; where they do
+        weights: the sizes of the groups by their names. They need not sum up to the number of items; if they do
             and are integers, the children have lengths.
         seed: seeds the split. None: a seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.

@@ -71,7 +71,7 @@ class _ForkMain(Main):
                 else:
                     self._exhausted = True
                     return
-        finally:  # also where the iterator is dropped half-way
+        finally:  # also if the iterator is dropped half-way
             done.add(instance)
 
     def _overflow(self, instance: int) -> BufferError:
@@ -255,7 +255,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """The number of the items, divided; the first children have one more where it does not divide evenly."""
+        """The number of the items, divided; the first children have one more if it does not divide evenly."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 

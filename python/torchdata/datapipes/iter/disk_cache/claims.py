@@ -7,7 +7,7 @@ any process; the table of claims and of open lock files is this process's own, a
 one. The lock file is removed with the last lock on it.
 
 The locks are Linux's open file description locks, which other readers of the lock file in the same process cannot
-drop by accident; elsewhere POSIX's record locks. Where there are neither, claims only exclude threads.
+drop by accident; elsewhere POSIX's record locks. If there are neither, claims only exclude threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["LOCK_FILE", "Claim", "claim", "holder_of", "standing_of", "take_over
 #: Name of the lock file of a folder.
 LOCK_FILE = ".torchdata.lock"
 
-#: What a path is to those who want to write it: nobody's, being made, or left alone by its owner for now.
+#: The claim on a path: none, a process makes it, or its owner leaves it alone for now.
 Standing = Literal["free", "working", "suspended"]
 
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
@@ -65,7 +65,7 @@ class _LockFile:
         self.identity = os.fstat(self.fd)
 
     def _open(self, folder: str, create: bool) -> int | None:
-        """The file, or None where another user has put something there that nobody can lock."""
+        """The file, or None if another user has put something there that nobody can lock."""
         flags = os.O_RDWR | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         for _ in range(_ATTEMPTS):
             try:
@@ -141,7 +141,7 @@ class _LockFile:
             return False
 
     def close(self) -> None:
-        """Closes the file, and removes it where no process has a lock on it."""
+        """Closes the file, and removes it if no process has a lock on it."""
         try:
             if self.removable and self.lock(0, 0) and self.is_current():  # all bytes: nobody can begin meanwhile
                 os.unlink(self.path)
@@ -185,7 +185,7 @@ class Claim:
                 self._lock_file.unlock(self._start + _WORKING, 1)
 
     def resume(self) -> None:
-        """Says that work goes on. Where another one took over meanwhile, the claim is lost."""
+        """Says that work goes on. If another one took over meanwhile, the claim is lost."""
         with _mutex:
             if self.suspended and self._is_mine():
                 self.suspended = False
@@ -277,7 +277,7 @@ def _leave(lock_file: _LockFile) -> None:
 
 
 def claim(path: str, owner: Any) -> Claim | None:
-    """A claim on `path`, whose folder exists, or None where somebody has one already. Never waits.
+    """A claim on `path`, whose folder exists, or None if somebody has one already. Never waits.
 
     Raises:
         OSError: the folder cannot be written into.
@@ -286,7 +286,7 @@ def claim(path: str, owner: Any) -> Claim | None:
 
 
 def take_over(path: str, owner: Any) -> Claim | None:
-    """A claim on a path whose owner has suspended its own, or None where the owner works on it again."""
+    """A claim on a path whose owner has suspended its own, or None if the owner works on it again."""
     return _claim(path, owner, offset=_WORKING, length=1)
 
 

@@ -1,4 +1,4 @@
-"""The list of the files that were made of one item, where they have other paths than the item has.
+"""The list of the files that were made of one item, if they have other paths than the item has.
 
 Role: how a list is written and read back, and which files it may name. The names come from archives and servers, and
 the list may lie in a folder that others can write into, so little in it is believed: it is a regular file, read by its
@@ -19,7 +19,7 @@ from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 __all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
 
-#: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
+#: Appended to the path that an item stands for, if the files made of it have other paths: the list of them.
 LIST_SUFFIX = ".torchdata_list"
 
 #: Bytes of the longest list that is read: one of some millions of files.
@@ -40,7 +40,7 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str, since: int | None = None) -> list[str] | None:
-    """The paths in the list at `path`; None where there is none that was written since a time, in nanoseconds."""
+    """The paths in the list at `path`; None if there is none that was written since a time, in nanoseconds."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
@@ -75,7 +75,7 @@ class Within:
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """The file system's data of the file; None where there is none, or not such a one."""
+        """The file system's data of the file; None if there is none, or not such a one."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

@@ -1,7 +1,7 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Run in whichever process iterates the pipeline; any number of processes may share the files. What happens between the
-two pipes is in `section`, who may write a file in `claims`, and how it is written in `atomic_files`.
+Run in whichever process iterates the pipeline; any number of processes may share the files. `section` holds the work
+between the two pipes, `claims` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     Items whose files are there skip the section: its end yields their paths. The others pass through it, and its end
     writes the files. Any number of processes may share the files. Each file is made by one of them while the others
-    go on with other items; nobody ever sees a part of a file, and where a process dies another one makes the file.
+    go on with other items; nobody ever sees a part of a file, and if a process dies another one makes the file.
 
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). None: the item is the path. Where the files that are made of an item get other paths (the
+            generator). None: the item is the path. If the files that are made of an item get other paths (the
             members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
             of that name with `.torchdata_list` at its end.
         hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
@@ -139,7 +139,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return paths
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
-        """The paths to yield for an item that stands for `paths`, or None where something is missing."""
+        """The paths to yield for an item that stands for `paths`, or None if something is missing."""
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
             if members is not None:
@@ -148,7 +148,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """The folder under which the files lie that the item of `path` is made into, where they have other paths."""
+        """The folder under which the files lie that the item of `path` is made into, if they have other paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
@@ -156,7 +156,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
             return False
         if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
-            return False  # an unfinished folder, or a named pipe, say, which would hold up whoever reads it
+            return False  # an unfinished folder, or a named pipe, say, which would hold up its readers
         if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
             return False
         return self.extra_check_fn is None or bool(self.extra_check_fn(path))
@@ -171,7 +171,7 @@ def _look(path: str) -> os.stat_result | None:
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
-    """Whether the file has the checksum that `hash_dict` names for its path; False where it names none.
+    """Whether the file has the checksum that `hash_dict` names for its path; False if it names none.
 
     Name and parameters are those of 0.9: tests of users put functions of their own in its place.
     """

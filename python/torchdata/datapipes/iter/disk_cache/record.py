@@ -58,13 +58,13 @@ class Record:
         return any(claims.standing_of(path)[0] != "free" for path in self.paths)
 
     def looks(self) -> list[Any]:
-        """What changes where the files, or the list of what was made for them, are written."""
+        """Signatures that change when the files, or the lists of the members made for them, are written."""
         return [_signature(path + suffix) for path in self.paths for suffix in ("", LIST_SUFFIX)]
 
     def mark_unfinished(self, member: str) -> None:
-        """Notes before `member` is written that files are missing yet, where the folder alone would say otherwise.
+        """Notes before `member` is written that files are missing yet, if the folder alone would say otherwise.
 
-        That is where a record stands for a folder, and its members lie in it. The mark stays if the process dies.
+        That is so if a record stands for a folder, and its members lie in it. The mark stays if the process dies.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):

@@ -3,7 +3,7 @@
 Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
 its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
 (*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
-thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `items` runs there.
+thread that iterates the end of the cache; if a pipe in between reads ahead in a thread, `items` runs there.
 The section owns the claims; `claims` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
 ever.
 """
@@ -54,7 +54,7 @@ class Section:
     Args:
         name: how the pipe is called in messages.
         paths_of: from an item to its paths.
-        found: from the paths of an item to the paths to yield where all is cached, else None.
+        found: from the paths of an item to the paths to yield if all is cached, else None.
         folder_for: from the path of an item to the folder under which files that are made of it are listed.
         timeout: a function that returns the seconds to wait for somebody else's file.
     """
@@ -71,7 +71,7 @@ class Section:
         self._folder_for, self._warned = folder_for, False
         self._within: dict[str, Within] = {}
         self._source: Iterator[Any] = iter(())
-        self._reading = threading.Lock()  # the source is read by whoever needs an item, in its thread
+        self._reading = threading.Lock()  # the thread that needs an item reads the source
         self._queue: deque[Record] = deque()  # what may still be yielded or is waited for, as in the source
         self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
         self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
@@ -147,7 +147,7 @@ class Section:
     # Making a file -------------------------------------------------------------------------------------------
 
     def _resolve(self, record: Record) -> None:
-        """Makes a pending record a cached one, or a missing one that is to be made here, where it can be either."""
+        """Makes a pending record a cached one, or a missing one that is to be made here, if it can be either."""
         if self._take_found(record) or self.over:
             return
         for path in record.paths:
@@ -174,7 +174,7 @@ class Section:
             record.release()
 
     def _take_found(self, record: Record) -> bool:
-        """Makes the record a cached one where all its files are there."""
+        """Makes the record a cached one if all its files are there."""
         # The first look is the only one for most items; from the second on it is worth while to see whether anything
         # has changed since, as a look may mean to compute checksums.
         looks = record.looks() if record.rejected is not None else []
@@ -217,7 +217,7 @@ class Section:
         return bool(self._handoff or self._flying or self._passed)
 
     def next_ready(self) -> str | None:
-        """The path to yield next, or None where something must be done before."""
+        """The path to yield next, or None if something must be done before."""
         queue = self._queue
         while queue:
             head = queue[0]

@@ -102,7 +102,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function to the items of a batch at once, and yields the results in the items' order.
 
     Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It
-    runs in the thread that iterates the pipe, or where that is itself in a running event loop, in another thread; that
+    runs in the thread that iterates the pipe, or if that is itself in a running event loop, in another thread; that
     event loop then stands still while it waits for a batch. If the function raises, its exception arrives as it is, and
     the other calls of the batch are cancelled.
 

@@ -171,7 +171,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or yields
-            their columns `input_col` one after another (of one column, the members). Where it returns something that
+            their columns `input_col` one after another (of one column, the members). If it returns something that
             can only be read once (a generator), restoring calls it again for that item.
         input_col: which parts of an item `fn` gets, as for `map`.
 

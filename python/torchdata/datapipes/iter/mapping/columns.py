@@ -1,7 +1,7 @@
 """Pipes that choose or unfold columns of each item: Flattener, Slicer, Dropper.
 
 Run in whichever process iterates the pipeline and own nothing but their settings. An item is a tuple or a list, whose
-columns are numbered, or a dict, whose columns are its keys. Where an item lacks a column that was asked for, a warning
+columns are numbered, or a dict, whose columns are its keys. If an item lacks a column that was asked for, a warning
 says so and the item is passed on without it.
 """
 
@@ -67,7 +67,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 
 
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A function that keeps the `chosen` columns of an item, and warns where one of `columns` is not there."""
+    """A function that keeps the `chosen` columns of an item, and warns if one of `columns` is not there."""
 
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
@@ -216,7 +216,7 @@ class Slicer(_ItemByItem[T_co]):
 
 
 def _caller_of_constructor() -> int:
-    """The stack level, for a warning raised in `__init__`, of whoever called the class or its functional form."""
+    """The stack level, for a warning raised in `__init__`, of the caller of the class or of its functional form."""
     return 3 if sys._getframe(2).f_globals.get("__name__") == functional_datapipe.__module__ else 2
 
 

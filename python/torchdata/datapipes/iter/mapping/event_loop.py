@@ -1,7 +1,7 @@
 """The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
 
 The loop is made with the first batch and closed at the end, with the iterator, or at interpreter exit. It runs in the
-thread that asks for a batch; where an event loop is running there already, in a thread that lives for that batch. This
+thread that asks for a batch; if an event loop is running there already, in a thread that lives for that batch. This
 module imports asyncio, so it is imported where it is used.
 """
 
@@ -32,7 +32,7 @@ def _in_running_loop() -> bool:
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
     """Calls `function` where no event loop is running: here, or in a thread.
 
-    Where the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
+    If the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
     """
     if not _in_running_loop():
         return function()

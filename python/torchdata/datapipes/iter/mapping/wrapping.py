@@ -39,7 +39,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """A deep copy of `iterable`, made cheaply where its members cannot be changed anyway."""
+    """A deep copy of `iterable`, made cheaply if its members cannot be changed anyway."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable
@@ -92,7 +92,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         iterable: what to iterate over. A generator function is called anew in each epoch. A one-shot iterator that
             cannot be copied gives its items once.
         deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change
-            the next epoch. Where the iterable cannot be copied, a warning says so and the original is read.
+            the next epoch. If the iterable cannot be copied, a warning says so and the original is read.
             With False the items are the iterable's own objects.
 
     Raises:
@@ -134,7 +134,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return chain.from_iterable(self._watched(iter(source), was_read))
 
     def _watched(self, iterator: Iterator[T_co], was_read: bool) -> Iterator[Iterator[T_co]]:
-        """The iterator, with a warning where it has nothing at all: then something has read it before, most often.
+        """The iterator, with a warning if it has nothing at all: then something has read it before, most often.
 
         Not in workers, ours or another library's: the share of one may be empty.
         """
@@ -174,7 +174,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place is the number of items yielded. Warns where another process has another order."""
+        """Nothing: the place is the number of items yielded. Warns if another process has another order."""
         if isinstance(self.iterable, (set, frozenset)) and any(
             isinstance(member, (str, bytes)) for member in islice(self.iterable, 100)
         ):

@@ -34,8 +34,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Items are first shuffled (in pools of `batch_size * batch_num * bucket_num` items), unless there is a `sort_key` and
     one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The
-    items are batched in that order, and with a `sort_key` the batches are shuffled. What is returned is the last of
-    these pipes; its length is known only where nothing but a buffer shuffles the items.
+    items are batched in that order, and with a `sort_key` the batches are shuffled. The constructor returns the last of
+    these pipes; its length is known only if nothing but a buffer shuffles the items.
 
     Args:
         datapipe: the pipe to read.
@@ -131,7 +131,7 @@ register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), 
 
 
 def _default_len_fn(token: Any) -> int:
-    """The length of an item where no function gives it."""
+    """The length of an item if no function gives it."""
     return len(token)
 
 
@@ -240,7 +240,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch; returns the batch before where it was full."""
+        """Moves the shortest item of the buffer into the batch; returns the batch before if it was full."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

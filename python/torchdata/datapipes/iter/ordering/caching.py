@@ -29,7 +29,7 @@ _MEGABYTE = 1024 * 1024
 class InMemoryCacheHolder(IterDataPipe[T_co]):
     """Remembers its items, so that from the second epoch on what comes before does not run again.
 
-    The first epoch that is read to its end fills the cache; later ones yield the same objects. Where the items need
+    The first epoch that is read to its end fills the cache; later ones yield the same objects. If the items need
     more memory than `size`, the first ones are given up: later epochs read that many from the source, and take the
     rest from the cache. So a source before a cache with a `size` should yield the same items in every epoch.
 

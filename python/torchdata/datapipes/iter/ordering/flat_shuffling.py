@@ -44,7 +44,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or mixes their
-            columns `input_col` (of one column, its members). Where it returns something that makes its members as they
+            columns `input_col` (of one column, its members). If it returns something that makes its members as they
             are asked for (a generator), restoring calls it again.
         input_col: which parts of an item `fn` gets, as for `map`.
         buffer_size: from how many results members are drawn.
@@ -135,7 +135,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Where an iteration is left or breaks, keeps only what the state needs: no open file, no running generator."""
+        """If an iteration is left or breaks, keeps only what the state needs: no open file, no running generator."""
         try:
             yield
         except BaseException:

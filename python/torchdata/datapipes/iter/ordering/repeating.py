@@ -26,7 +26,7 @@ class Cycler(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read; each pass is a new iteration of it.
-        count: number of passes; None for ever. Reading for ever ends where a pass gives no item at all.
+        count: number of passes; None for ever. Reading for ever ends if a pass gives no item at all.
 
     Raises:
         ValueError: `count` is negative.

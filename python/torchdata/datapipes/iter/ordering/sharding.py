@@ -40,11 +40,11 @@ class ShardingFilter(IterDataPipe[T_co]):
     """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
 
     The source is read whole in every process, but items that are read by index are loaded only by the one whose share
-    they are in. So it is where a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
+    they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
     `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
     of `map` are then called for the own share alone.
 
-    A source that yields a part of its items where `torch.utils.data.get_worker_info()` tells a worker, such as
+    A source that yields a part of its items if `torch.utils.data.get_worker_info()` tells a worker, such as
     Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
     the filter takes its share. Without the filter it reads only its own part, which is cheaper.
 
@@ -187,7 +187,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The number of the source's items up to the last one that was passed on.
 
-        Where the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
+        If the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
         first one that was not, and those beyond it that were.
         """
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before

@@ -26,7 +26,7 @@ __all__ = ["AISFileLister", "AISFileLoader"]
 
 #: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
 OLDEST_VERSION = (1, 18)
-#: Seconds without an answer after which a cluster is given up, where nobody said how many.
+#: Seconds without an answer after which a cluster is given up, if no number was given.
 DEFAULT_TIMEOUT_S = 20.0
 
 #: Digits of the largest size that is believed.
@@ -81,7 +81,7 @@ class _Cluster:
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process, endpoint and time-out. Those of a parent stay here unused, where nothing closes them.
+#: Clients by process, endpoint and time-out. Those of a parent stay here unused, as nothing closes them.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 
@@ -154,7 +154,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
-        length: the number of objects, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
         timeout: seconds after which a cluster that does not answer is given up.
 
     Raises:
@@ -193,7 +193,7 @@ class _AISRecipe:
     Args:
         url: the object's URL.
         cluster: how the client is made.
-        version: version and size of the object when it was first opened; None where it was not yet.
+        version: version and size of the object when it was first opened; None if it was not yet.
     """
 
     url: str
@@ -201,7 +201,7 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only where the object was never opened."""
+        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:

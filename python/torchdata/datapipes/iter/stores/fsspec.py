@@ -160,7 +160,7 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file appears when all of it is written. Other file systems upload what is written; where that fails,
+    A local file appears when all of it is written. Other file systems upload what is written; if that fails,
     the upload is given up as far as the file system can.
 
     Args:
@@ -218,7 +218,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes a file that is written to, without uploading what is left of it where the file system can do that."""
+    """Closes a file that is written to, without uploading what is left of it if the file system can do that."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

@@ -37,7 +37,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         ModuleNotFoundError: `datasets` is not installed.
         TypeError: `dataset` is no string.
         ValueError: while iterating, the data set has several splits and none was asked for.
-        Exception: while iterating, whatever `datasets` raises where a data set cannot be found, reached or read.
+        Exception: while iterating, whatever `datasets` raises if a data set cannot be found, reached or read.
 
     Example:
         >>> from torchdata.datapipes.iter import HuggingFaceHubReader
@@ -68,7 +68,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 data.load_state_dict(loaded["place"])
-            # By batches of one: its own iterator yields a part of the rows alone where torch says that this is a
+            # By batches of one: its own iterator yields a part of the rows alone if torch says that this is a
             # worker, and sharding_filter would take a part of that part.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:

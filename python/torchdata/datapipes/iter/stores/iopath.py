@@ -88,7 +88,7 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
         masks: shell patterns (`*.jpg`), one or a list, of the names wanted; empty: all.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
         handler: a path handler for it to use as well.
 
@@ -143,7 +143,7 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
     Args:
         source_datapipe: yields local paths or URLs.
         mode: as of `open`.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
         handler: a path handler for it to use as well.
 
@@ -179,7 +179,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
         source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.
         mode: as of `open`.
         filepath_fn: makes the path of the metadata; None: the metadata are the path.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
         handler: a path handler for it to use as well.
 

@@ -55,16 +55,16 @@ class S3FileLister(GivenLength, ListsRoots):
     profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Keys may be any
     text, such as `train//2.tar`; those with a part that is `.` or `..` are an error of `S3FileLoader`.
 
-    The pipe works in forked workers, too, also where the parent used it before.
+    The pipe works in forked workers, too, also if the parent used it before.
 
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
-        length: the number of objects, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
         request_timeout_ms: milliseconds without an answer after which a request has failed; it is sent up to three
             times more. -1: 3,000 ms.
         region: the region of the buckets; empty: from the environment.
         masks: shell patterns (`*.tar`), one or a list, that the whole URL is to match; empty: all.
-        endpoint_url: the server, such as `http://localhost:9000`, where it is not Amazon's (MinIO, Ceph, R2); empty:
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's (MinIO, Ceph, R2); empty:
             from the environment.
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
 
@@ -192,7 +192,7 @@ class S3FileLoader(LoadsObjects):
     keep secrets in the environment.
 
     Where credentials, region and endpoint come from is said at `S3FileLister`. The pipe works in forked workers,
-    too, also where the parent used it before.
+    too, also if the parent used it before.
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`.
@@ -202,7 +202,7 @@ class S3FileLoader(LoadsObjects):
         buffer_size: bytes to ask for at once, at most; None: 16 MiB. The first request of an object and those behind
             a seek ask for less.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several requests at once; None: they are.
-        endpoint_url: the server, such as `http://localhost:9000`, where it is not Amazon's; empty: from the
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's; empty: from the
             environment.
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
 

@@ -2,7 +2,7 @@
 
 Role: makes stores in the process that iterates. obstore does its work in threads of its own, and threads do not
 survive a fork: in a child that was forked after obstore was loaded, every call of it would wait for ever. Such a child
-therefore loads a second copy of obstore's extension, whose threads are its own (16 ms, 15 MB). What it inherited is
+therefore loads a second copy of obstore's extension, whose threads are its own (16 ms, 15 MB). The inherited copy is
 neither used nor dropped there. Owned here: the stores of this process.
 """
 
@@ -227,7 +227,7 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: What was inherited from parents and must not be dropped here, because other threads owned part of it.
+#: Objects inherited from parents that must not be dropped here, because other threads owned part of them.
 _kept: list[Any] = []
 
 

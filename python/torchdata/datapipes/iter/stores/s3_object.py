@@ -24,9 +24,9 @@ from torchdata.datapipes.iter.stores.s3_client import (
 
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
-#: Bytes that are asked for at once where nobody said how many.
+#: Bytes that are asked for at once if nobody said how many.
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request where a piece is fetched by several at once; also the most that the opening request asks for.
+#: Bytes per request if a piece is fetched by several at once; also the most that the opening request asks for.
 PART_SIZE = 4 << 20
 #: Bytes that the first request after a seek asks for. Each further one asks for twice as many as the one before.
 AFTER_SEEK = 256 << 10
@@ -45,7 +45,7 @@ class S3Recipe:
         settings: how its store is made.
         buffer_size: the most bytes to ask for at once.
         parallel: whether large pieces are fetched by several requests at once.
-        version: ETag and size of the object when it was first opened; None where it was not yet.
+        version: ETag and size of the object when it was first opened; None if it was not yet.
     """
 
     url: str
@@ -55,11 +55,11 @@ class S3Recipe:
     version: tuple[str | None, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only where the object was never opened."""
+        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
-        """obstore's answer to the request for `size` bytes from `start` on; None where the object is empty."""
+        """obstore's answer to the request for `size` bytes from `start` on; None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store, path = self.settings.reach(bucket, key, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -85,7 +85,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """The file. Asks for a piece where what it was asked for lies outside the last one.
+    """The file. Asks for a piece if what it was asked for lies outside the last one.
 
     Args:
         recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.
@@ -165,7 +165,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """The answer of the request that opened the object: nothing where its connection broke meanwhile."""
+        """The answer of the request that opened the object: nothing if its connection broke meanwhile."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["profile_settings"]
 
-#: Where one of these is set, the credentials come from elsewhere.
+#: If one of these is set, the credentials come from elsewhere.
 _OTHER_SOURCES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",

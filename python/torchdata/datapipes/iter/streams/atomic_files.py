@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: where the file is to appear; a link is followed.
-        replace: whether it takes the place of a file that is there; where not, that one stays as it is.
+        replace: whether it takes the place of a file that is there; if not, that one stays as it is.
         ending: of the name under which to write.
     """
     path = os.path.realpath(path)
@@ -68,7 +68,7 @@ def _move_unless_there(source: str, target: str) -> None:
 
 
 def temporary_name(path: str) -> str:
-    """The temporary file of whoever has the claim on `path`."""
+    """The temporary file of the process that has the claim on `path`."""
     import hashlib
 
     folder, name = os.path.split(path)

@@ -43,7 +43,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         abspath: whether absolute paths are yielded.
         non_deterministic: whether files come in the order in which the file system has them. A state saved in
             the middle of a directory then relies on the file system keeping to its order.
-        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
 
     Warns:
         UserWarning: no file was found, but folders that are not entered without `recursive`.
@@ -167,7 +167,7 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
         datapipe: yields paths.
         mode: `"r"`, `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
         encoding: the encoding of text files; None: that of the locale.
-        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
 
     Raises:
         ValueError: the mode is another one, or an encoding is given for bytes.

@@ -39,7 +39,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         dtype: None to let the library find the types; a `pyarrow.Schema`; a mapping from column to a dtype of the
             library; or one such dtype for all columns.
         dtype_generator: makes the dtype at the start of each iteration, in the process that iterates; for dtypes that
-            do not pickle. It is used where `dtype` is None.
+            do not pickle. It is used if `dtype` is None.
         columns: the names of the columns. Mappings must have all of them, and their other keys are left out; without
             names a frame has the keys of all its rows, and nulls where a row has none.
         device: `""` or `"cpu"`.
@@ -99,14 +99,14 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
-    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. What goes on from it
-    reads the end of the file, where the directory is, and that row group, but none before it.
+    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. An iteration that goes
+    on from it reads the end of the file, where the directory is, and that row group, but none before it.
 
     With `library="numpy"` items are dicts from column to array:
 
     - numbers and booleans are arrays of their dtype. A null is NaN in floats. Integers and booleans have nothing for
       it, so it is an error; `dtype={"column": "float64"}` makes it NaN.
-    - dates, timestamps (in UTC, where they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
+    - dates, timestamps (in UTC, if they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
     - lists are arrays of objects, one array per row, made by the same rules. A null is None.
     - all else, such as strings, bytes, decimals and structs (dicts), are arrays of Python objects. A null is None.
 
@@ -248,7 +248,7 @@ def _parquet() -> Any:
 
 
 def _copied(table: Any, start: int, count: int | None) -> Any:
-    """Rows of a table, in memory of their own: a slice keeps all of the table's, also where it is pickled."""
+    """Rows of a table, in memory of their own: a slice keeps all of the table's, also if it is pickled."""
     part = table.slice(start, count)
     return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))
 
@@ -283,7 +283,7 @@ def _seekable(path: str, stream: Any) -> Any:
 
 
 def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
-    """Raises ValueError where the file lacks a column: pyarrow would leave it out without a word."""
+    """Raises ValueError if the file lacks a column: pyarrow would leave it out without a word."""
     if columns is None:
         return
     present = set(file.schema_arrow.names)

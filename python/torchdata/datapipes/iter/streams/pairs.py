@@ -60,14 +60,14 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
 class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, holding the pair that it reads.
 
-    Subclasses define `_source`, `_read` and, where the place in a stream is more than its position, `_bookmark`.
+    Subclasses define `_source`, `_read` and, if the place in a stream is more than its position, `_bookmark`.
     """
 
     #: The pair that is read.
     _held: Any = state(saved=False)
     #: Where `_read` begins in the pair that is held.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair; where none is, `_held` and `_place` are the state as they are.
+    #: Whether an iterator is reading the pair; if none is, `_held` and `_place` are the state as they are.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -77,7 +77,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         """The items of one stream, going on from `place` (None: from its start).
 
-        An iterator written in C, where there is one, saves a Python frame per item.
+        An iterator written in C, if there is one, saves a Python frame per item.
         """
         raise NotImplementedError
 

@@ -38,11 +38,11 @@ class Saver(IterDataPipe[str]):
 
     A file is written under a temporary name in the same folder and then renamed, so that nobody meets half of it, also
     not after a crash of this process (which leaves a file `.….part`). Folders that lack are made. An older file of the
-    name is replaced, with its permissions kept; where the path is a link, the file that it leads to. A file that is
+    name is replaced, with its permissions kept; if the path is a link, the file that it leads to. A file that is
     not regular (a device, a named pipe) is written to directly.
 
     Args:
-        source_datapipe: yields pairs of metadata (a path, where there is no `filepath_fn`) and data: str or bytes.
+        source_datapipe: yields pairs of metadata (a path, if there is no `filepath_fn`) and data: str or bytes.
         mode: `"w"`, `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
         filepath_fn: a function from the metadata to the path to write to.
 
@@ -201,7 +201,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # Not for security: known-good md5 sums are common, also where the system forbids md5 otherwise.
+        # Not for security: known-good md5 sums are common, also if the system forbids md5 otherwise.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

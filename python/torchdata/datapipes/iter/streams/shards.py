@@ -25,7 +25,7 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
 
-    `{first..last}` stands for each number from the first to the last. Where both are written with equally many digits
+    `{first..last}` stands for each number from the first to the last. If both are written with equally many digits
     and the first begins with 0, all are. Of several ranges in a name, the last one changes fastest. Names without a
     range are passed on, and so is all else that stands in braces.
 

@@ -1,7 +1,7 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The place in
-a file is an offset where the stream can tell it. Text files cannot while they are iterated: they are read in units of
+a file is an offset if the stream can tell it. Text files cannot while they are iterated: they are read in units of
 whole lines, and the place is the offset of a unit and a number of lines, which a restored pipe skips.
 """
 
@@ -31,7 +31,7 @@ _DROPPED = "torchdata.dropped"
 
 _BOM = "\ufeff"
 
-#: Bytes that are asked for at a time where lines cannot be told apart before they are decoded.
+#: Bytes that are asked for at a time if lines cannot be told apart before they are decoded.
 _PIECE = 1 << 16
 
 #: Whether it was said in this process that bytes are left out.
@@ -60,7 +60,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Whether the lines of bytes in an encoding end where its text does: not where a character takes several bytes."""
+    """Whether the lines of bytes in an encoding end where its text does: not if a character takes several bytes."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # it is none of text, and decoding says so
@@ -411,7 +411,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Asking for the names before the first row was read would read it. There is no reader where no line decoded.
+        # Asking for the names before the first row was read would read it. There is no reader if no line decoded.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -30,7 +30,7 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The spec of the loader: by name, a shape and a dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: Bytes that a record may have, where the user says nothing else. As objects, the smallest values of a record take some
+#: Bytes that a record may have, if the user says nothing else. As objects, the smallest values of a record take some
 #: sixty times as much memory as in the file.
 MAX_LENGTH = 128 << 20
 
@@ -57,7 +57,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps
             of a feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read.
             A name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
-        length: the number of records, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of records, if `len` is to give it; -1: `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
             can be read without.
         max_length: the most bytes that a record may have; a longer one is refused before it is read. None: what a
@@ -179,7 +179,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """`dtype` as one of torch's or, where that is not loaded, of NumPy's; None for bytes, and where it is None."""
+    """`dtype` as one of torch's or, if that is not loaded, of NumPy's; None for bytes, and if it is None."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np

@@ -28,7 +28,7 @@ _GENERATION = 1 << 15
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Gathers consecutive files with the same name but for the extension into one dict.
 
-    A path is cut at the first dot of its last part. What stands before it is the sample's key, the rest is the file's
+    A path is cut at the first dot of its last part. The part before it is the sample's key, the rest is the file's
     field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as slashes. Files
     without an extension are left out, and their streams closed.
 
@@ -37,7 +37,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             them.
         strict: whether an archive that was packed wrongly is an error: a field that comes twice in one sample, or files
             of a sample with others between them (as far as they lie within tens of thousands of samples). A whole
-            sample may come again, where a shard is read several times. False: as in torchdata 0.9, of two files of one
+            sample may come again, if a shard is read several times. False: as in torchdata 0.9, of two files of one
             field the later one counts, and files that do not follow one another are samples of their own.
 
     Returns:
@@ -106,7 +106,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError where the sample is a part of one whose other files came before others."""
+        """Raises ValueError if the sample is a part of one whose other files came before others."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)
@@ -130,7 +130,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream and returns a stand-in that can be opened again, where there is a way."""
+    """Closes a stream and returns a stand-in that can be opened again, if there is a way."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

@@ -1,4 +1,4 @@
-"""How many items a pipe that reads ahead holds ready where that is left to it.
+"""How many items a pipe that reads ahead holds ready if that is left to it.
 
 Role: runs in the thread that reads ahead. The queue tells that the source was stopped for want of a place, and that
 later the consumer waited for an item: then items take different times, and more places would even that out.
@@ -18,12 +18,12 @@ __all__ = ["LEAST_DEPTH", "Depth", "bytes_of"]
 LEAST_DEPTH, MOST_DEPTH = 2, 256
 #: The part of the memory that is left which the items may take.
 MEMORY_PART = 16
-#: Bytes that they may take where nobody knows how much is left.
+#: Bytes that they may take if it is not known how much is left.
 OTHERWISE = 256 << 20
 
 
 class Depth:
-    """Makes a queue longer where that spares waiting."""
+    """Makes a queue longer if that spares waiting."""
 
     def __init__(self) -> None:
         #: The size of the largest item that was looked at.

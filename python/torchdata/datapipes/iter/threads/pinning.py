@@ -84,7 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """The number of the device to pin for, of the current one where `device` leaves it open.
+    """The number of the device to pin for, of the current one if `device` leaves it open.
 
     Raises:
         RuntimeError: PyTorch or CUDA is missing.

@@ -19,7 +19,7 @@ __all__ = ["Pool"]
 
 
 class _Work(ReadAhead):
-    """What the threads of a pool know: their orders. They keep it alive, so it refers to nothing else of the pool."""
+    """The orders of a pool's threads. The threads keep it alive, so it refers to nothing else of the pool."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class _Work(ReadAhead):
             self.max_workers = len(self.threads)
 
     def serve(self) -> None:
-        """What each thread runs, until the pool is closed."""
+        """Calls the function with submitted items until the pool is closed. Each thread runs it."""
         broken: BaseException | None = None
         if self.initializer is not None:
             try:
@@ -61,7 +61,7 @@ class _Work(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # Whatever cannot change is kept, as an error need not pickle: a state holds the item instead.
+            # An item that cannot change is kept, as an error need not pickle: a state holds the item instead.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, _not_the_end(without_own_frame(error)), None, kept)
         else:
@@ -82,7 +82,7 @@ class Pool:
         self._queue = self._work.queue
         #: The next result, or error of a call at its place. Raises StopIteration if the pool was closed.
         self.take = self._queue.pop
-        #: What the source raised: it comes after the results.
+        #: The error of the source: it comes after the results.
         self.source_error: Exception | None = None
         #: The hold that the consumer, before it goes on, is to end: that of a state with items that must not change.
         self.rest: ReadAheadHold | None = None

@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData(ReadAhead):
-    """What the thread of one iteration shares with its consumer."""
+    """The data that the thread of one iteration shares with its consumer."""
 
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
         capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
@@ -41,14 +41,14 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The rule for how many items are held ready, if that is to be chosen.
         self.depth = Depth() if buffer_size == "auto" else None
-        #: The hold of who has paused the pipe and not resumed it.
+        #: The hold of a `pause()` that was not followed by `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
         self._left = False
         #: Whether there are no more items.
         self.is_over = False
-        #: How many items the source counted as yielded when this began; None where the thread counts what it takes.
+        #: How many items the source counted as yielded when this began; None if the thread counts what it takes.
         self.before: int | None = None
         self.taken = 0
         #: Where the thread stops for a moment, if it does.
@@ -223,7 +223,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
-        """How far the thread has read, counted from when so many passes were begun; None where there is none.
+        """How far the thread has read, counted from when so many passes were begun; None if there is none.
 
         The thread stands still meanwhile.
         """
@@ -239,7 +239,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """What a thread of this process works on, if one does."""
+        """The work of this pipe's thread in this process; None if it has none."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
@@ -386,7 +386,7 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     Args:
         source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
-        buffer_size: most items that are held ready. "auto" begins with 2, and takes more where the source takes so
+        buffer_size: most items that are held ready. "auto" begins with 2, and takes more if the source takes so
             different times that one waits for it, as far as memory permits.
 
     Raises:

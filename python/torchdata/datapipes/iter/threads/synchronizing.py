@@ -62,7 +62,7 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The place in the queue of what is voted on, if it has one.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
+        #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
@@ -120,7 +120,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # which may be in the midst of an item
             data.released.set()
         failure = data.failure
-        # Whatever the source says: where workers are being ended, it says that it ends.
+        # An abandoned iteration goes even if its source has ended: while workers are being ended, it says that it ends.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _ENDED
         if goes:
@@ -205,7 +205,7 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """The source's iterator; one that fails at once where the source does, so that other ranks hear of it, too."""
+    """The source's iterator; one that fails at once if the source does, so that other ranks hear of it, too."""
     try:
         return iter(source)
     except Exception as error:
@@ -311,8 +311,8 @@ class FullSync(_PrefetchBase[T_co]):
     def make_again(self, count: int) -> None:
         """Lets the next iteration begin with items that are made again, or behind some of them.
 
-        What each rank makes again is a matter of its own: when it has looked at its pipes the last time. So the ranks
-        do not vote on these items, on which they have voted before, and all go on at the same step.
+        Each rank makes other items again, as each has its own latest mark of its pipes. So the ranks do not vote on
+        these items, on which they have voted before, and all go on at the same step.
 
         Args:
             count: how many items there are. If negative, so many of those on which the ranks are going to vote were
@@ -323,7 +323,8 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The item that is held ready, the one that is voted on, and what the source of this rank raised.
 
-        Failures of other ranks are no part of it. What was voted on when they ended or failed is: it was not yielded.
+        Failures of other ranks are no part of it. The item that was voted on when they ended or failed is: it was not
+        yielded.
         """
         items, error = self._restored
         data = self._data
@@ -389,7 +390,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
 
-        Does not wait for them. Where the iteration is over already it does nothing.
+        Does not wait for them. If the iteration is over already it does nothing.
 
         Args:
             for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
@@ -414,7 +415,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """A copy that talks through the same group, where the user brought one."""
+        """A copy that talks through the same group, if the user brought one."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

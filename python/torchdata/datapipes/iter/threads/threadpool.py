@@ -61,7 +61,7 @@ class _Results(Iterator[Any]):
         # have work while the consumer has it.
         self._read_ahead(self._ahead + 1)
         take = pool.take
-        del self, pool  # or whoever keeps the error of a call would keep them, through this frame
+        del self, pool  # or a kept error of a call would keep them, through this frame
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
@@ -102,7 +102,7 @@ class _Results(Iterator[Any]):
 class ThreadPoolMapper(IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results come in the source's order.
 
-    Worth it where the function waits (for files, a network) or works without the GIL. An exception that it raises
+    Worth it if the function waits (for files, a network) or works without the GIL. An exception that it raises
     comes in the place of its result; the results after it can still be read. The source is read by the thread that
     iterates this pipe.
 
@@ -242,7 +242,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         super()._load_lasting_state(lasting)
 
 
-#: The options of `ThreadPoolExecutor` besides `max_workers`, and what they are where they are not given.
+#: The options of `ThreadPoolExecutor` besides `max_workers`, and what they are if they are not given.
 _OPTIONS: dict[str, Any] = {"thread_name_prefix": "torchdata-threadpool", "initializer": None, "initargs": ()}
 
 

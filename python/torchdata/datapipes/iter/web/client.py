@@ -18,7 +18,7 @@ from torchdata._redacting import redact_error, redacted, shown
 
 __all__ = ["DEFAULT_TIMEOUT", "Client", "Connections"]
 
-#: Seconds to connect, and seconds of silence from a server, where the user set no limit.
+#: Seconds to connect, and seconds of silence from a server, if the user set no limit.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 
 
@@ -133,7 +133,7 @@ class Client:
         return self.get(connections, connections.session(), url, url, headers)
 
     def get(self, connections: Connections, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """One successful response, its body unread. Messages speak of `named`, where that is not `url` itself."""
+        """One successful response, its body unread. Messages speak of `named`, if that is not `url` itself."""
         import requests
         from urllib3.exceptions import ProtocolError
 

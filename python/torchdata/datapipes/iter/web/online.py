@@ -73,7 +73,7 @@ class HttpReader(_UrlReader):
 
     A stream reads from the network as it is read, and forward only. Redirects are followed, and compressed transfer is
     undone (the server is asked not to compress). A body that is shorter than the server announced is an error. A
-    saved state opens a stream again where it stood, by a range request where the server can, and raises where the
+    saved state opens a stream again where it stood, by a range request if the server can, and raises if the
     file has changed meanwhile; such a state holds the settings of the pipe, passwords and tokens included.
 
     Args:

@@ -2,7 +2,7 @@
 
 Role: the streams of HttpReader, GDriveReader and OnlineReader. They live in the process that reads them. A stream owns
 the response that it reads from, and outlives the iteration that made it. Its recipe asks for the rest of the file alone
-(`Range`), or reads and drops what was read before where the server knows no ranges. Whether the file is still
+(`Range`), or reads and drops what was read before if the server knows no ranges. Whether the file is still
 the same is told by `ETag`, `Last-Modified` and size. RFC 9110, sections 8.8, 13 and 14.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
 #: Bytes read ahead, so that lines need no call into the network each.
 _BUFFER = 1 << 16
-#: Bytes asked for at once where a stream is read to its end, or what was read before is dropped.
+#: Bytes asked for at once if a stream is read to its end, or what was read before is dropped.
 _PIECE = 1 << 20
 
 
@@ -46,14 +46,14 @@ class _Version(NamedTuple):
 
     etag: str | None
     modified: str | None
-    #: Bytes in all, where known.
+    #: Bytes in all, if known.
     size: int | None
     #: Whether the body came compressed, so that an offset into the stream is none into the file.
     encoded: bool
 
     @classmethod
     def of(cls, response: Any) -> _Version:
-        """What `response` tells."""
+        """The version that the headers of `response` tell."""
         headers = response.headers
         encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
         told = headers.get("Content-Length")
@@ -182,7 +182,7 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """At least one and at most `most` bytes, as many where they are wanted `whole`; none at the end alone."""
+        """At least one and at most `most` bytes, as many if they are wanted `whole`; none at the end alone."""
         if self._failure is not None:  # neither is this the end, nor is the place known any more
             raise _twin(self._failure)
         try:
@@ -207,7 +207,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """The bytes of the connection, decompressed, waiting where there is nothing yet or it is wanted `whole`."""
+        """The bytes of the connection, decompressed, waiting if there is nothing yet or it is wanted `whole`."""
         from urllib3.exceptions import HTTPError, ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
@@ -254,7 +254,7 @@ class HttpStream(io.BufferedReader):
 
     Args:
         recipe: how it is opened (again).
-        response: the response to read, where there is one.
+        response: the response to read, if there is one.
     """
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
@@ -267,12 +267,12 @@ class HttpStream(io.BufferedReader):
 
     @property
     def headers(self) -> Any:
-        """The headers of the response; empty where the server was not asked yet."""
+        """The headers of the response; empty if the server was not asked yet."""
         return self._body.response.headers if self._body.response is not None else {}
 
     @property
     def status(self) -> int | None:
-        """The status of the response; None where the server was not asked yet."""
+        """The status of the response; None if the server was not asked yet."""
         return self._body.response.status_code if self._body.response is not None else None
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
