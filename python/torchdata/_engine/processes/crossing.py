@@ -123,6 +123,7 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
 
+    _fd = -1  # until it has one: a signal handler may raise before
     _close = staticmethod(os.close)  # at interpreter exit the module's names are gone before the last of these
 
     def __init__(self, pickled: bytes) -> None:
