@@ -13,7 +13,7 @@ import pytest
 from leftovers import descendants
 from process_checks import is_gone, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from restarted import pids_of, pipeline, restarting, undisturbed
-from torchdata._engine.processes import spare_forker
+from torchdata._engine.processes import forker, forking_process
 from torchdata._engine.workers import restart as taking_places
 from torchdata.dataloader2.error import WorkerExitedError
 
@@ -110,7 +110,7 @@ def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
         while pids_of(loader)[0] == before:  # the next one is forked there
             got.append(next(iterator))
         process = loader.reading_service._children._members.processes[0]._process
-        assert isinstance(process, spare_forker.ForkedProcess)
+        assert isinstance(process, forker.ForkedProcess)
         pid = kill_first(loader)
         wait_for(lambda: process._watch.has_ended)
         codes = [process._forker.ask("status", pid) for _ in range(3)]
@@ -120,7 +120,7 @@ def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
 
 
 def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monkeypatch):
-    monkeypatch.setitem(spare_forker._PATIENCE, "fork", 0.3)
+    monkeypatch.setitem(forker._PATIENCE, "fork", 0.3)
     loader, iterator, _ = begun()
     with loader:
         os.kill(forker_of(loader), signal.SIGSTOP)
@@ -142,13 +142,13 @@ def test_one_that_is_stopped_for_a_moment_costs_nothing():
 
 
 def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_path):
-    fork = spare_forker._ForkingProcess._fork
+    fork = forking_process._ForkingProcess._fork
 
     def last(self, *arguments):
         (tmp_path / "pid").write_text(str(fork(self, *arguments)))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(spare_forker._ForkingProcess, "_fork", last)
+    monkeypatch.setattr(forking_process._ForkingProcess, "_fork", last)
     loader, iterator, _ = begun()
     with loader:
         kill_first(loader)
@@ -159,7 +159,7 @@ def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_p
 
 def full(times):
     """A way to fork that finds no room so many times."""
-    fork = spare_forker._ForkingProcess._fork
+    fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
         nonlocal times
@@ -172,7 +172,7 @@ def full(times):
 
 
 def test_room_for_another_process_is_waited_for(monkeypatch):
-    monkeypatch.setattr(spare_forker._ForkingProcess, "_fork", full(5))
+    monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(5))
     monkeypatch.setattr(taking_places, "ROOM", 60.0)
     loader, iterator, got = begun()
     with loader:
@@ -182,7 +182,7 @@ def test_room_for_another_process_is_waited_for(monkeypatch):
 
 
 def test_where_there_is_no_room_the_error_says_so_and_the_next_epoch_tries_again(monkeypatch):
-    monkeypatch.setattr(spare_forker._ForkingProcess, "_fork", full(1))
+    monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(1))
     monkeypatch.setattr(taking_places, "ROOM", 0.0)
     loader, iterator, _ = begun()
     with loader:

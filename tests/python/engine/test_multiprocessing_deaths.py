@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leftovers import fork_server
 from process_checks import (  # noqa: F401
     METHODS,
     MULTIPROCESSING,
@@ -28,7 +29,7 @@ from process_checks import (  # noqa: F401
     nothing_is_left,
     wait_for,
 )
-from torchdata._engine.processes import fork_server
+from torchdata._engine.processes.forker import Forker
 from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -416,6 +417,14 @@ def test_a_second_thread_cannot_read_at_the_same_time():
         assert "one reader at a time" in errors[0]
 
 
+def patch_start(monkeypatch, start):
+    """Has another function start workers; returns what starts them else."""
+    real_start = ChildProcess.start
+    choose = lambda child: (start if child.name.startswith("worker") else real_start)(child)  # noqa: E731
+    monkeypatch.setattr(ChildProcess, "start", choose)
+    return real_start
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(method, monkeypatch):
     """Starting many processes may take long."""
@@ -428,8 +437,7 @@ def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(
             os.kill(child.pid, signal.SIGKILL)
             wait_for(lambda: child.ended)
 
-    real_start = ChildProcess.start
-    monkeypatch.setattr(ChildProcess, "start", start)
+    real_start = patch_start(monkeypatch, start)
     with (
         loader(IterableWrapper(range(9)).sharding_filter(), 6, multiprocessing_context=method) as dl,
         pytest.raises(WorkerExitedError, match="worker process 0 .* was killed by SIGKILL"),
@@ -447,11 +455,10 @@ def test_a_death_at_the_end_of_the_start_that_a_fork_server_has_seen_to_does_not
         begun.append(child)
         if len(begun) == 8:
             os.kill(child.pid, signal.SIGKILL)
-            wait_for(lambda: not Path(f"/proc/{child.pid}").exists())
+            wait_for(lambda: child.ended and not Path(f"/proc/{child.pid}").exists())
             killed.append(time.monotonic())
 
-    real_start = ChildProcess.start
-    monkeypatch.setattr(ChildProcess, "start", start)
+    real_start = patch_start(monkeypatch, start)
     while not seconds or min(seconds) >= 5:  # on a busy machine main may stand still for as long
         assert len(seconds) < 5, "a second for each of the seven others was waited, each time"
         begun.clear()
@@ -468,25 +475,31 @@ def test_a_fork_server_that_has_just_died_is_replaced():
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
     for _ in range(5):
-        os.kill(fork_server._running()._forkserver_pid, signal.SIGKILL)
+        os.kill(fork_server(), signal.SIGKILL)
         with loader(datapipe, multiprocessing_context="forkserver") as dl:
             assert sorted(dl) == list(range(9))
 
 
-def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced():
+def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced(monkeypatch):
     datapipe = IterableWrapper(range(9)).sharding_filter()
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
-    server, got = fork_server._running(), []
-    stopped = server._forkserver_pid
+    stopped, got, asked = fork_server(), [], threading.Event()
+    ask = Forker.ask
+    monkeypatch.setattr(Forker, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])
     os.kill(stopped, signal.SIGSTOP)
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         reader = threading.Thread(target=lambda: got.extend(dl))
         reader.start()
-        wait_for(lambda: server._waiting)
+        assert asked.wait(60)
         os.kill(stopped, signal.SIGKILL)
         reader.join()
         assert sorted(got) == list(range(9))
+
+
+def wait_until_up(server):
+    while server._up_since is None:
+        server._receive()
 
 
 def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
@@ -495,23 +508,21 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
         assert sorted(dl) == list(range(9))
     asked = []
 
-    def connection(server, descriptors):
-        server.ensure_running()
-        os.kill(server._forkserver_pid, signal.SIGSTOP)  # or it may answer before it dies
-        answer = real_connection(server, descriptors)
-        asked.append(server._forkserver_pid)
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        return answer
+    def send(server, *message):
+        wait_until_up(server)
+        os.kill(server.pid, signal.SIGKILL)
+        asked.append(server.pid)
+        real_send(server, *message)
 
-    real_connection = fork_server._Server.connection
+    real_send = Forker._send
     with (
         monkeypatch.context() as patch,
         loader(datapipe, multiprocessing_context="forkserver") as dl,
-        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the fork server has ended"),
+        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the process that forks"),
     ):
-        patch.setattr(fork_server._Server, "connection", connection)
+        patch.setattr(Forker, "_send", send)
         list(dl)
-    assert len(asked) == len(set(asked)) == 2
+    assert len(set(asked)) == 2
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
 
@@ -535,16 +546,15 @@ def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_ta
 
     def start(child):
         if len(killed) < 2:
-            killed.append(fork_server._running()._forkserver_pid)
+            killed.append(fork_server())
             if killed[-1] is not None:
                 os.kill(killed[-1], signal.SIGKILL)
         real_start(child)
 
-    real_start = ChildProcess.start
-    monkeypatch.setattr(ChildProcess, "start", start)
+    real_start = patch_start(monkeypatch, start)
     with loader(IterableWrapper(range(99)).sharding_filter(), 3, multiprocessing_context="forkserver") as dl:
         assert list(dl) == list(range(99))
-        assert killed[1] not in (None, fork_server._running()._forkserver_pid)
+        assert killed[1] not in (None, fork_server())
 
 
 @pytest.mark.parametrize("stuck", [False, True])
@@ -560,7 +570,7 @@ def test_children_of_a_fork_server_that_has_died_end_with_the_loader(stuck):
 
 ORPHAN = """
     import ctypes, os, signal, sys
-    from torchdata._engine.processes import fork_server
+    from torchdata._engine.processes import forker
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.dataloader2.error import WorkerExitedError
     from torchdata.datapipes.iter import IterableWrapper
@@ -573,7 +583,7 @@ ORPHAN = """
         with DataLoader2(IterableWrapper(range(10**6)).sharding_filter(), reading_service=service) as loader:
             iterator = iter(loader)
             next(iterator)
-            os.kill(fork_server._running()._forkserver_pid, signal.SIGKILL)
+            os.kill(forker._of_program.pid, signal.SIGKILL)
             next(iterator)
             os.kill(loader.reading_service._children.pids[1], signal.SIGKILL)
             try:

@@ -202,18 +202,22 @@ class Handler:
         self.calls += 1
 
 
+#: Imported by the process that forks: the first one takes its time when it has forked, and is killed before it tells.
 LATE_SERVER = """
-import multiprocessing.forkserver as server
-import time
+import os, signal, time
+from torchdata._engine.processes.forking_process import _ForkingProcess
 
-tell = server.write_signed
+reply = _ForkingProcess.reply
 
-def tell_late(descriptor, number):
-    server.write_signed = tell
-    time.sleep(0.3)
-    tell(descriptor, number)
+def reply_late(process, number, content):
+    if number is not None and not os.path.exists(__file__ + ".number"):
+        with open(__file__ + ".number", "w") as file:
+            file.write(str(content))
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    reply(process, number, content)
 
-server.write_signed = tell_late
+_ForkingProcess.reply = reply_late
 """
 
 SIGNALLED = """
@@ -236,6 +240,8 @@ def test_a_child_whose_number_main_never_learns_takes_nothing_from_the_one_in_it
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == (str(list(range(10))), "")
+    unknown = int((tmp_path / "late_server.py.number").read_text())
+    wait_for(lambda: is_gone(unknown))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,17 +31,18 @@ def all_children(pid="self"):
 
 
 def children():
-    """Process numbers of this process's children, multiprocessing's own helpers left out.
+    """Process numbers of this process's children, its helpers left out.
 
     The kernel lists one that nobody has to wait for, as SIGCHLD is ignored, a moment longer than it is there.
     """
     there = [pid for pid in all_children() if state(pid) != "X"]
-    return [pid for pid in there if not {b"tracker", b"forkserver"} & words(cmdline(pid))]
+    return [pid for pid in there if b"tracker" not in cmdline(pid) and pid != fork_server()]
 
 
-def words(command):
-    """Which of multiprocessing's helpers a command line names."""
-    return {name for name in (b"tracker", b"forkserver") if name in command}
+def fork_server():
+    """The number of the process that forks this program's workers under "forkserver"; None where there is none."""
+    forker = getattr(sys.modules.get("torchdata._engine.processes.forker"), "_of_program", None)
+    return None if forker is None or forker.is_over else forker.pid
 
 
 def descendants(pid):

@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from leftovers import (
+from leftovers import (  # noqa: F401 - tests take some from here
     children,
     cmdline,
     descriptors,
-    is_gone,  # noqa: F401 - tests take it from here
+    fork_server,
+    is_gone,
     shared_files,
     shared_mappings,
     started_children,
     state,
 )
-from torchdata._engine.processes import fork_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from waiting import wait_for  # noqa: F401
@@ -55,11 +55,11 @@ def identity(x):
 
 
 def kill_fork_server():
-    """Kills the loaders' fork server. Another one takes its place, which reaps it."""
-    server = fork_server._running()
-    os.kill(server._forkserver_pid, signal.SIGKILL)
-    os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
-    server.ensure_running()
+    """Kills the process that forks the program's workers; the next one to be started has another."""
+    pid = fork_server()
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 class ExitsAt:

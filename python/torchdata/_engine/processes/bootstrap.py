@@ -16,7 +16,10 @@ from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-__all__ = ["EARLY_THRESHOLD", "ChildName", "end_early_watch"]
+__all__ = ["EARLY_THRESHOLD", "PREFIX", "ChildName", "end_early_watch"]
+
+#: What the names of child processes begin with.
+PREFIX = "torchdata "
 
 #: New objects that make a child search for cycles while it starts: three times what importing torch makes.
 EARLY_THRESHOLD = 1_000_000

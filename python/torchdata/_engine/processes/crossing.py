@@ -1,7 +1,8 @@
 """Taking shared memory and pipe graphs across a process boundary, whatever the start method.
 
 Role: under fork a child inherits everything; under spawn and forkserver descriptors travel by multiprocessing's own
-passing, and the graph as one pickle in anonymous shared memory, made once for all children.
+passing, and the graph as one pickle in anonymous shared memory, made once for all children. To a child that another
+process forks they travel in a `Parcel`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +26,7 @@ from torchdata._native import BellBoard, Link, StatsBoard, is_portable, system_l
 
 __all__ = [
     "Handle",
+    "Parcel",
     "SharedPickle",
     "close_inherited_pipes",
     "forget_process",
@@ -30,6 +34,7 @@ __all__ = [
     "note_pipes",
     "pickle_graph",
     "started_processes",
+    "unpack",
     "warn_of_lacks",
     "why_unpicklable",
 ]
@@ -118,6 +123,7 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
 
+    _fd = -1  # until it has one: a signal handler may raise before
     _close = staticmethod(os.close)  # at interpreter exit the module's names are gone before the last of these
 
     def __init__(self, pickled: bytes) -> None:
@@ -144,6 +150,17 @@ class SharedPickle:
                     )
                 raise
 
+    @classmethod
+    def adopt(cls, descriptor: int) -> SharedPickle:
+        """The one behind a descriptor, which it closes from now on."""
+        shared = cls.__new__(cls)
+        shared._fd = descriptor
+        return shared
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._fd
+
     def close(self) -> None:
         """Closes the descriptor; the memory goes with the last one."""
         if self._fd >= 0:
@@ -158,9 +175,67 @@ class SharedPickle:
 
 
 def _adopt(duplicate: Any) -> SharedPickle:
-    shared = SharedPickle.__new__(SharedPickle)
-    shared._fd = duplicate.detach()
-    return shared
+    return SharedPickle.adopt(duplicate.detach())
+
+
+class Parcel:
+    """Contents on their way to a child that another process forks: pickled, and the descriptors in them.
+
+    multiprocessing takes it for what starts a process, and has it pass descriptors, locks and queues on.
+
+    Args:
+        contents: what is pickled, each for itself.
+    """
+
+    def __init__(self, *contents: Any) -> None:
+        self._descriptors: list[int] = []
+        set_spawning_popen(self)  # type: ignore[arg-type] # it has what is called
+        try:
+            pickled = [bytes(reduction.ForkingPickler.dumps(one)) for one in contents]
+        finally:
+            set_spawning_popen(None)
+        self._shared = SharedPickle(pickle.dumps(pickled))
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Takes a descriptor along; multiprocessing calls it."""
+        self._descriptors.append(descriptor)
+        return len(self._descriptors) - 1
+
+    def DupFd(self, index: int) -> Any:
+        """What stands for a descriptor in the pickle; multiprocessing calls it."""
+        return _Received(index)
+
+    def descriptors(self) -> list[int]:
+        """What is to be passed to the child, for `unpack`."""
+        return [*self._descriptors, self._shared.fileno()]
+
+    def close(self) -> None:
+        """Closes what is its own, once the child has it."""
+        self._shared.close()
+
+
+#: The descriptors that have come with a parcel.
+_received: list[int] = []
+
+
+class _Received:
+    """A descriptor that comes with a parcel."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """The descriptor in the process that has got it."""
+        return _received[self._index]
+
+
+def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
+    """The contents of a parcel, each of which is unpickled when it is asked for."""
+    *_received[:], shared = descriptors
+    pickled = SharedPickle.adopt(shared)
+    contents = pickled.load()
+    pickled.close()
+    yield from map(pickle.loads, contents)
 
 
 def _main_cannot_be_imported() -> bool:

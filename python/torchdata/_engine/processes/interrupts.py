@@ -28,7 +28,7 @@ from typing import Any
 
 from torchdata._native import take_no_notice
 
-__all__ = ["InterruptsDeferred", "MainSignals", "StartGivenUp", "interrupt_waits", "interrupts_blocked"]
+__all__ = ["InterruptsDeferred", "MainSignals", "StartGivenUp", "block_all", "interrupt_waits", "interrupts_blocked"]
 
 #: Seconds between two looks at whether the main thread has left what must not be interrupted.
 LATER = 0.001
@@ -177,7 +177,7 @@ def interrupt_waits() -> bool:
 def interrupts_blocked() -> Iterator[None]:
     """Keeps signals from this thread, and from the processes and threads that it starts, until they allow them.
 
-    These are the signals that children take no notice of (`MainSignals`). SIGCHLD stays: a fork server needs it.
+    These are the signals that children take no notice of (`MainSignals`). SIGCHLD stays.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -188,6 +188,11 @@ def interrupts_blocked() -> Iterator[None]:
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def block_all() -> None:
+    """Keeps all signals that can be held from this thread, and from processes that it forks, until they allow them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _CAN_BE_HELD)
 
 
 # -- what children do with signals -------------------------------------------------------------------------------------

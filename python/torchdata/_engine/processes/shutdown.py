@@ -67,7 +67,6 @@ class _Closed:
     its child is shut down, when interrupts are deferred: a KeyboardInterrupt in such a callback is lost.
     """
 
-    _popen = None
     pid = None
     is_lost = False
 
@@ -150,9 +149,7 @@ class ChildProcess:
         popen: Any = self._process._popen  # type: ignore[attr-defined]
         if popen is None:  # closed meanwhile
             return True
-        if popen.method == "forkserver":  # the server's child, which it reaps itself
-            self.is_orphan = popen.is_lost
-        if not self.is_orphan and (popen.method == "forkserver" or not _is_nobodys_child(popen.pid)):
+        if not _is_nobodys_child(popen.pid):
             return False
         # No signal may be sent to this number any more: it may belong to another process by now.
         popen.returncode = 0
@@ -164,10 +161,10 @@ class ChildProcess:
 
     def sentinel(self) -> int:
         """A descriptor that becomes readable when it ends; -1 where there is none."""
-        process: Any = self._process
-        # multiprocessing keeps that of the start, and a child whose fork server has ended gets another one.
-        popen = getattr(process, "_popen", process)
-        return -1 if popen is None else int(popen.sentinel)  # None: closed meanwhile
+        try:
+            return self._process.sentinel
+        except ValueError:  # closed meanwhile
+            return -1
 
     def kill(self) -> None:
         """Sends SIGKILL."""

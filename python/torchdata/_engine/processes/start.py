@@ -10,41 +10,16 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable
-from multiprocessing import current_process, resource_tracker
-from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from multiprocessing import current_process, resource_tracker, spawn
+from typing import NoReturn
 
-from torchdata._engine.processes.bootstrap import ChildName
+from torchdata._engine.processes.bootstrap import PREFIX
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED, why_not_started
 from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.shutdown import ChildProcess
 
-__all__ = ["new_child", "start_all"]
-
-#: The prefix of the names of child processes.
-_PREFIX = "torchdata "
-
-
-def new_child(context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> ChildProcess:
-    """A child that is not started yet.
-
-    Args:
-        context: multiprocessing's context of the start method.
-        name: what the child is called.
-        target: what it runs.
-        args: what that is called with.
-    """
-    kind: Any = context.Process  # type: ignore[attr-defined]
-    method = context.get_start_method()
-    if method == "fork":
-        return ForkedChild(name, f"{_PREFIX}{name}", target, args)
-    if method == "forkserver":
-        from torchdata._engine.processes.fork_server import ForkServerProcess
-
-        kind = ForkServerProcess
-    process = kind(target=target, args=args, name=ChildName(f"{_PREFIX}{name}"), daemon=True)
-    return ChildProcess(process, name)
+__all__ = ["start_all"]
 
 
 def start_all(
@@ -60,7 +35,7 @@ def start_all(
     Raises:
         OSError: the system has no room for another process; the message names the child and the remedy.
     """
-    if start_method != "fork" and getattr(current_process(), "_inheriting", False):
+    if start_method != "fork" and _imports_the_program():
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if start_method != "fork":
@@ -77,13 +52,22 @@ def start_all(
             deferred.deliver()
 
 
+def _imports_the_program() -> bool:
+    """Whether this process, a child of some library's, still imports the program: multiprocessing starts none then."""
+    try:
+        spawn.get_preparation_data("")
+    except RuntimeError:
+        return True
+    return False
+
+
 def _refuse_to_start() -> NoReturn:
     """Ends a process that imports the program, which has no guard. A child of this package tells main by its exit code.
 
     Raises:
         RuntimeError: it is another library's child, or the program's own.
     """
-    if current_process().name.startswith(_PREFIX):
+    if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -100,7 +84,7 @@ def _ensure_tracker() -> None:
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child; False where a signal ended a fork server that was not up yet."""
+    """Starts one child; False where a signal ended a forking process that was not up yet."""
     try:
         with interrupts_blocked():
             child.start()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
@@ -19,11 +18,12 @@ from torchdata import _engine
 from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.processes.child_setup import CommonSetup
 from torchdata._engine.processes.crossing import Handle, SharedPickle
+from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.garbage import settle
 from torchdata._engine.workers.links import MAIN, Lines
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._importing import call_when_imported
-from torchdata._native import Collector, Link, Sender, StatsBoard
+from torchdata._native import Collector, Sender, StatsBoard
 from torchdata._observe.stats.counting import Counting
 
 __all__ = ["Child", "ChildSetup", "run_child"]
@@ -46,7 +46,7 @@ class ChildSetup:
     num_workers: int
     #: Whether this is the dispatching process.
     dispatches: bool
-    program: Program | SharedPickle
+    program: Program | SharedPickle | Inherited
     #: Module and name of the program's class. The module takes long to import where nothing is inherited.
     program_class: tuple[str, str]
     common: CommonSetup
@@ -61,18 +61,6 @@ class ChildSetup:
     window: int
     #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
     cadence: tuple[float, float]
-
-    def shared(self) -> list[Link | StatsBoard]:
-        """What is the child's own, and whose descriptors travel to the process that takes its place."""
-        return [*(handle.shared for handle in self.lines.all()), self.stats.shared]
-
-    def attached(self, descriptors: Sequence[int], common: CommonSetup) -> ChildSetup:
-        """The setup in that process, which has these descriptors in the order of `shared`."""
-        *links, stats = descriptors
-        control, *others = [Handle(Link.attach(link)) for link in links]
-        dispatched = others.pop() if self.lines.dispatched is not None else None
-        lines = Lines(control, others, dispatched)
-        return replace(self, common=common, stats=Handle(StatsBoard.attach(stats)), lines=lines)
 
     @property
     def where(self) -> str:

@@ -15,9 +15,10 @@ from multiprocessing.context import BaseContext
 
 from torchdata._engine import snapshots
 from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.children import new_child
 from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown, wait_for_any
-from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.processes.start import start_all
 from torchdata._engine.workers.child import ChildSetup, raise_failure, run_child
 from torchdata._engine.workers.links import MAIN, default_budget
 from torchdata._engine.workers.members import Members
@@ -138,7 +139,7 @@ class Group(OwnsChildren):
             members.close_descriptors(indices)
         start_all(members.processes, self._start_method, see_to)
         members.close_descriptors(indices)
-        if not replaces or self._start_method == "fork":
+        if not replaces:
             self.bells.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders

@@ -19,11 +19,13 @@ from multiprocessing.context import BaseContext
 from typing import NoReturn
 
 from torchdata._engine.errors import WorkerExitedError
+from torchdata._engine.processes.children import new_child
 from torchdata._engine.processes.exit_messages import how_it_died
+from torchdata._engine.processes.forker import Forker
+from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.shutdown import KILLED, ChildProcess, Shutdown
-from torchdata._engine.processes.spare_forker import ForkedProcess, SpareForker
-from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.processes.start import start_all
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.members import Members
@@ -57,7 +59,7 @@ class Restarts:
         self._members = members
         self._context = context
         self._shutdown = shutdown
-        self._forker: SpareForker | None = None
+        self._forker: Forker | None = None
         #: The number of the epoch that runs, if any has begun.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
@@ -71,9 +73,12 @@ class Restarts:
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
         if self._context.get_start_method() == "fork":
-            self._shutdown.forker = self._forker = SpareForker(self._members.setups, run_child)
-            for index, setup in enumerate(self._members.setups):
-                self._members.setups[index] = replace(setup, program=None)  # type: ignore[arg-type]
+            members = self._members
+            forker = Forker.forked([setup.program for setup in members.setups], members.bells)
+            self._shutdown.forker = self._forker = forker
+            for index, setup in enumerate(members.setups):
+                common = replace(setup.common, is_child_of_main=False)
+                members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:
         """An epoch begins: who takes a place from now on takes it there."""
@@ -252,9 +257,7 @@ class Restarts:
 
     def _new_child(self, index: int) -> ChildProcess:
         members, setup = self._members, self._members.setups[index]
-        if self._forker is not None:
-            return ChildProcess(ForkedProcess(self._forker, index, setup), members.names[index])
-        return new_child(self._context, members.names[index], run_child, (setup,))
+        return new_child(self._context, members.names[index], run_child, (setup,), self._forker)
 
 
 def _start(child: ChildProcess, method: str) -> None:

@@ -160,7 +160,7 @@ def children_of(main, method):
     found = []
     for pid in all_children(main):
         command = cmdline(pid)
-        if b"forkserver" in command:
+        if method == "forkserver" and b"spawn_main" in command:
             found += all_children(pid)
         elif b"tracker" not in command and (method == "fork" or command not in (b"", cmdline(main))):
             found.append(pid)

@@ -1,0 +1,373 @@
+"""Main's side of a forking process, and the processes that are forked there.
+
+Role: main has another process fork where it cannot itself. It obtains that process in two ways, and asks it in one:
+
+- Start method "fork" copies main as it is, and by the time that a child dies main may have threads that hold locks, and
+  CUDA, of which a forked process can make no use. So main forks one process right behind a loader's children, which has
+  one thread, runs nothing of the user's, and inherits what the children run. It ends with the loader.
+- Start method "forkserver" forks every child from one process of the program, which main spawns: a fresh interpreter
+  that imports the program once. It serves all loaders, and ends with main. multiprocessing's own fork server would not
+  do: processes of the user's come out of it, too, and must be interruptible, where ours have all signals blocked until
+  they leave them to main.
+
+Main waits for a child's number, and a spawned process may first import the program for seconds. A signal that main
+handles, Ctrl-C most of all, ends one that is not up yet, and with it all that was asked of it.
+
+A forked process is not main's child. Main watches it by its pidfd, and asks its parent for the exit code. If that has
+died before it, the process lives on, and how it ends is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context, spawn, util
+from typing import Any
+
+from torchdata._engine.processes.bootstrap import PREFIX, ChildName
+from torchdata._engine.processes.crossing import Parcel
+from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED
+from torchdata._engine.processes.fork import ForkedChild
+from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONGEST, REFUSAL, serve
+from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits
+from torchdata._engine.processes.pidfd import Pidfd, is_ready
+from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.start import start_all
+from torchdata._native import BellBoard
+from torchdata._threads import OUT_OF_TASKS
+
+__all__ = ["ForkedProcess", "Forker", "forker_of_program"]
+
+#: Seconds between two looks at whether a reply has come to somebody else, whether a signal waits, and who is gone.
+_LOOK = 0.02
+_NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
+_GONE = "the process that forks others for this one has ended: "
+_KILLED = f"{_GONE}somebody has killed it"
+_NO_THREADS = ". Main cannot fork in its stead, as it may have threads by now"
+_NOT_UP = f"{_GONE}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
+_STUCK = (
+    "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
+    "a debugger, the freezer of a container), or the machine is far too busy"
+)
+#: Seconds within which it has to answer, once it is up. Forking a process of hundreds of GB takes some.
+_PATIENCE = {"fork": 30.0, "status": 5.0}
+#: How long the forking process may take to end.
+_ENDING = 1.0
+
+
+class Forker:
+    """Main's side of one forking process. Threads and signal handlers may ask it at the same time.
+
+    Args:
+        inherits: whether the process has inherited what its children run, and is up at once.
+        launch: makes the process, not started, from its end of the socket and from main's; and starts it.
+    """
+
+    #: How long one may take to come up where a signal waits: longer after each that was ended, as a handler may go on.
+    _grace = _LOOK
+
+    def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
+        self._owner = os.getpid()
+        self.inherits = inherits
+        #: Whether it is ended, and forks nobody any more.
+        self.is_over = False
+        #: Whether it has ended by itself before it was up: another one would do the same.
+        self.has_failed = False
+        self._up_since = time.monotonic() if inherits else None
+        self._numbers = itertools.count()
+        self._replies: dict[int, Any] = {}
+        # Nobody takes it in a forked child; a handler may, while the thread that it interrupts has it.
+        self._lock = threading.RLock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        try:
+            self._process = launch(theirs, self._socket)
+            self._process.note_descriptor(self._socket.fileno())
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        # Before multiprocessing waits, at interpreter exit, for the processes that it has started.
+        self._at_exit = util.Finalize(None, self.close, exitpriority=0)
+
+    @classmethod
+    def forked(cls, inherited: Sequence[Any], bells: BellBoard) -> Forker:
+        """One that main forks.
+
+        Args:
+            inherited: what its children are to have by `Inherited`.
+            bells: the bells of the loader.
+        """
+
+        def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
+            def run() -> None:
+                serve(theirs, main, mains=ours, bells=bells, inherited=inherited)
+
+            main = os.getpid()
+            process = ForkedChild(_NAME, _PROCESS_NAME, run, (), daemon=False)
+            start_all([process], "fork")
+            return process
+
+        return cls(True, launch)
+
+    @classmethod
+    def spawned(cls, preload: Sequence[str]) -> Forker:
+        """One that main spawns, where signals are blocked.
+
+        Args:
+            preload: names of modules to import before anybody is forked.
+        """
+
+        def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
+            context, options = get_context("spawn"), {"preload": list(preload)}
+            arguments = (theirs, os.getpid())
+            process = ChildProcess(
+                context.Process(target=serve, args=arguments, kwargs=options, name=ChildName(_PROCESS_NAME)), _NAME
+            )
+            process.start()
+            return process
+
+        return cls(False, launch)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the forking process."""
+        return self._process.pid
+
+    def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
+        """Asks for something, and waits for the reply.
+
+        Raises:
+            OSError: the forking process has ended, does not answer, or could not do it.
+            RuntimeError: the program has no guard, and would start processes while it is imported.
+            StartGivenUp: a signal waits, and the process was not up yet. It is ended.
+        """
+        if os.getpid() != self._owner:
+            raise ProcessLookupError("the forking process belongs to the parent of this process")
+        with self._lock:
+            number, began = next(self._numbers), time.monotonic()
+            pieces = [descriptors[i : i + DESCRIPTORS] for i in range(0, len(descriptors), DESCRIPTORS)]
+            try:
+                for piece in pieces:
+                    self._send(None, piece, what, began)
+                self._send((number, what, *content), (), what, began)
+                while number not in self._replies:
+                    self._receive()
+                    self._check(what, began)
+            except TimeoutError as error:
+                self._end()
+                raise TimeoutError(errno.ETIMEDOUT, _STUCK.format(_PATIENCE[what])) from error
+            except StartGivenUp:
+                Forker._grace *= 2
+                self._end()
+                raise
+            except ConnectionError:
+                raise self._why_gone() from None
+            reply = self._replies.pop(number)
+        if isinstance(reply, OSError):
+            raise reply
+        return reply
+
+    def _check(self, what: str, began: float) -> None:
+        """Looks whether to wait on for the answer to a question that was asked at a time."""
+        now = time.monotonic()
+        if self.is_over:
+            raise ConnectionResetError
+        if self._up_since is None:
+            if interrupt_waits() and now >= began + Forker._grace:
+                raise StartGivenUp
+        elif now >= max(began, self._up_since) + _PATIENCE[what]:
+            raise TimeoutError
+
+    def _send(self, message: Any, descriptors: Sequence[int], what: str, began: float) -> None:
+        while True:
+            self._check(what, began)
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(message)], descriptors)
+                return
+            except BlockingIOError:
+                is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
+
+    def _receive(self) -> None:
+        """Takes a reply, if one comes soon."""
+        if not is_ready(self._socket.fileno(), _LOOK):
+            return
+        try:
+            message = self._socket.recv(LONGEST)
+        except BlockingIOError:  # a handler has taken it
+            return
+        if not message:
+            raise ConnectionResetError
+        number, reply = pickle.loads(message)
+        if number is not None:
+            self._replies[number] = reply
+        elif self._up_since is None:
+            self._up_since, Forker._grace = time.monotonic(), _LOOK
+
+    def _why_gone(self) -> Exception:
+        """The error of a question that is not answered as the process has ended."""
+        if not self.is_over:
+            self.has_failed = self._up_since is None
+            self._process.wait(_ENDING)
+            self._end()
+        if self._process.exitcode == NO_GUARD:
+            return RuntimeError(UNGUARDED)
+        text = _NOT_UP if self.has_failed else _KILLED + _NO_THREADS * self.inherits
+        return ConnectionResetError(errno.ECONNRESET, text)
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended, if nobody asks it at the moment."""
+        if not self.is_over and self._process.ended:
+            with self._lock:
+                self._end()
+        return self.is_over
+
+    def close(self) -> None:
+        """Ends the forking process, once it has nothing to look after; what it has forked is left alone."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            if not self.is_over:
+                self._socket.close()
+                if self._up_since is not None:
+                    self._process.wait(_ENDING)
+                self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._at_exit.cancel()
+        self._socket.close()
+        self._process.kill()
+        if self._process.wait(_ENDING):
+            self._process.close()
+
+    def leave(self) -> None:
+        """In a forked child of main's: leaves the process to its parent."""
+        self._socket.close()
+
+
+#: The one that serves the program's loaders under start method "forkserver".
+_of_program: Forker | None = None
+# A child that main forks has another one.
+_finding = threading.RLock()
+
+
+def forker_of_program(module: str) -> Forker:
+    """The one of this program; another one where that has ended.
+
+    Args:
+        module: the name of a module that its children need, whatever the program imports.
+    """
+    global _of_program
+    with _finding:
+        if _of_program is None or _of_program.has_ended():
+            _of_program = Forker.spawned([module, *_preloaded()])
+        return _of_program
+
+
+def _preloaded() -> list[str]:
+    """What `multiprocessing.set_forkserver_preload` was told, which can only be set; the program is imported anyway."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
+
+
+def _leave_to_the_parent() -> None:
+    global _of_program, _finding
+    _finding = threading.RLock()
+    if _of_program is not None:
+        _of_program.leave()
+        _of_program = None
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+class ForkedProcess:
+    """One process that is forked there, as `ChildProcess` knows processes.
+
+    Args:
+        find: finds who forks it. One that has died since it was found is not found again.
+        name: what the process is called.
+        target: what it runs; found by its name where it is unpickled.
+        args: what that is called with.
+    """
+
+    def __init__(
+        self, find: Callable[[], Forker], name: str, target: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self._find = find
+        self._name = name
+        self._call: Any = target, args
+        self._forker: Forker | None = None
+        self.pid: int | None = None
+        #: Whether nobody can tell any more how it has ended.
+        self.is_lost = False
+        self._code: int | None = None
+        self._watch: Pidfd | None = None
+
+    def start(self) -> None:
+        """Has it forked; by another one, once, where the forking process dies meanwhile."""
+        forker = self._find()
+        try:
+            self._start(forker)
+        except OSError:
+            another = self._find() if forker.is_over and not forker.has_failed else forker
+            if another is forker:
+                raise
+            self._start(another)
+        self._call = None
+
+    def _start(self, forker: Forker) -> None:
+        leave, ours = os.pipe()
+        try:
+            preparation = None if forker.inherits else spawn.get_preparation_data(ChildName(self._name))
+            with contextlib.closing(Parcel(preparation, self._call)) as parcel:
+                self.pid = forker.ask("fork", self._name, descriptors=[*parcel.descriptors(), leave])
+            self._forker, self._watch = forker, Pidfd(self.pid or 0)
+        finally:
+            # Closing is not enough: others may hold this end, whom another thread forks at the moment.
+            with contextlib.suppress(BrokenPipeError):  # it has died already
+                os.close(leave)
+                os.write(ours, REFUSAL if self.pid is None else LEAVE)
+            os.close(ours)
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs, and where that `is_lost`."""
+        watch, forker = self._watch, self._forker
+        if self._code is None and not self.is_lost and watch and forker and (watch.descriptor < 0 or watch.has_ended):
+            try:
+                self._code = forker.ask("status", self.pid)
+            except OSError:
+                if watch.has_ended:
+                    self._code = watch.reap()
+                    self.is_lost = self._code is None
+        return self._code
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when it ends; -1 where the system has none."""
+        return -1 if self._watch is None else self._watch.descriptor
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        if self.exitcode is None and not self.is_lost and self._watch is not None:
+            self._watch.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Gives its descriptor back."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+            self.is_lost = self._code is None

@@ -1,0 +1,178 @@
+"""The forking process: it waits at a socket, forks a child whenever main asks, and tells how one has ended.
+
+Role: runs in a process of its own, which main has forked or spawned (`forker.py`). All signals are blocked in it, so
+its children see none before they leave them to main. It reaps a child when main asks for the exit code, and not before:
+the child's number is no other's while main may signal it. It ends with main's end of the socket, or with main.
+
+A child waits for main's leave to begin. One of which main has never heard, as the forking process was killed between
+the fork and its reply, ends at once: it takes nothing that main has given to the one in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from multiprocessing import get_context, spawn
+from typing import Any
+
+from torchdata._engine.processes.bootstrap import end_early_watch
+from torchdata._engine.processes.crossing import close_inherited_pipes, unpack
+from torchdata._engine.processes.interrupts import block_all
+from torchdata._engine.processes.pidfd import Pidfd
+from torchdata._native import BellBoard, drop_inherited
+
+__all__ = ["DESCRIPTORS", "LEAVE", "LONGEST", "REFUSAL", "Inherited", "serve"]
+
+#: Longest message, and most descriptors in one: a limit of the system's, rounded down.
+LONGEST, DESCRIPTORS = 4096, 200
+#: What main says to a child that it knows, and to one that it will never know.
+LEAVE, REFUSAL = b"1", b"0"
+
+#: What this process has inherited for its children.
+_inherited: Sequence[Any] = ()
+
+
+class Inherited:
+    """Stands in main for something that the forking process has inherited; unpickled in a child, it is that.
+
+    Args:
+        index: its place among what was inherited.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __reduce__(self) -> Any:
+        return _of_inherited, (self._index,)
+
+
+def _of_inherited(index: int) -> Any:
+    return _inherited[index]
+
+
+def serve(
+    own: socket.socket,
+    main_pid: int,
+    *,
+    mains: socket.socket | None = None,
+    bells: BellBoard | None = None,
+    inherited: Sequence[Any] = (),
+    preload: Sequence[str] = (),
+) -> None:
+    """The target of the forking process.
+
+    Args:
+        own: its end of the socket.
+        main_pid: main's number.
+        mains: main's end, where it is inherited.
+        bells: the bells that are inherited.
+        inherited: what `Inherited` stands for.
+        preload: modules to import for all children, as far as they can be imported.
+    """
+    global _inherited
+    block_all()
+    if mains is not None:
+        mains.close()
+    close_inherited_pipes()
+    if bells is not None:
+        drop_inherited([], bells)
+    for name in preload:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    end_early_watch()  # children are forked from one thread
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
+    _inherited = inherited
+    forking, main = _ForkingProcess(own), Pidfd(main_pid).descriptor
+    with contextlib.suppress(ConnectionError):
+        forking.reply(None, None)
+        while _wait(own, main, main_pid) and forking.serve():
+            pass
+    os._exit(0)  # at once: what it has forked ends with main
+
+
+class _ForkingProcess:
+    """What the forking process has: those that it has forked, and descriptors for the next one."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self._own = own
+        self._children: dict[int, Any] = {}
+        #: The exit codes of those that have ended.
+        self._codes: dict[int, int] = {}
+        self._descriptors: list[int] = []
+
+    def serve(self) -> bool:
+        """Does what is asked; False where nobody asks any more."""
+        message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
+        self._descriptors += descriptors
+        request = pickle.loads(message) if message else None
+        if request is not None:
+            number, what, *content = request
+            descriptors, self._descriptors = self._descriptors, []
+            try:
+                reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
+            except OSError as error:
+                reply = OSError(error.errno, error.strerror)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self.reply(number, reply)
+        return bool(message)
+
+    def reply(self, number: int | None, reply: Any) -> None:
+        """Answers a question of main's; without a number it says that the process is up."""
+        self._own.send(pickle.dumps((number, reply)))
+
+    def _fork(self, descriptors: list[int], name: str) -> int:
+        child = get_context("fork").Process(target=_run, args=(self._own, descriptors), name=name, daemon=True)
+        child.start()
+        assert child.pid is not None
+        self._children[child.pid] = child
+        self._codes.pop(child.pid, None)
+        return child.pid
+
+    def _status(self, pid: int) -> int | None:
+        """The exit code of a child; None while it runs.
+
+        Asked twice where threads ask side by side, or where Ctrl-C has cut off the wait for the reply.
+        """
+        child = self._children.get(pid)
+        if child is None:
+            return self._codes[pid]
+        code: int | None = child.exitcode
+        if code is not None:
+            self._codes[pid] = code
+            self._children.pop(pid).close()
+        return code
+
+
+def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
+    """Waits for a request; False where main is gone."""
+    poll = select.poll()
+    poll.register(own, select.POLLIN)
+    if main >= 0:
+        poll.register(main, select.POLLIN)
+    while os.getppid() == main_pid:
+        ready = [descriptor for descriptor, _ in poll.poll(None if main >= 0 else 1000)]
+        if ready:
+            return main not in ready
+    return False
+
+
+def _run(own: socket.socket, descriptors: list[int]) -> None:
+    """The target of a child."""
+    own.close()
+    *parcel, leave = descriptors
+    if os.read(leave, 1) != LEAVE:
+        os._exit(0)
+    os.close(leave)
+    contents = unpack(parcel)
+    preparation = next(contents)
+    if preparation is not None:
+        spawn.prepare(preparation)  # before anything of the program's is unpickled
+    target, args = next(contents)
+    target(*args)

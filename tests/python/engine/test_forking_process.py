@@ -1,0 +1,141 @@
+"""The process from which start method "forkserver" forks the workers of a program: one for all, whoever asks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import pytest
+
+from leftovers import fork_server
+from process_checks import loader, nothing_is_left  # noqa: F401 - a fixture
+from torchdata._engine.processes import forker
+from torchdata._engine.processes.forker import ForkedProcess, forker_of_program
+from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.start import start_all
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+HEAD = """
+import os, sys, threading
+
+if __name__ == "__mp_main__":
+    with open(__file__ + ".imports", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+def where(number):
+    return os.getcwd(), sys.path[0]
+
+def read(function=None):
+    pipe = IterableWrapper(range(4)).sharding_filter()
+    service = MultiProcessingReadingService(2, multiprocessing_context="forkserver")
+    with DataLoader2(pipe if function is None else pipe.map(function), reading_service=service) as loader:
+        return list(loader)
+
+if __name__ == "__main__":
+"""
+
+
+def run(tmp_path, main):
+    """Runs a program; how often its main module was imported elsewhere."""
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + textwrap.indent(textwrap.dedent(main), "    "))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return len((tmp_path / "program.py.imports").read_text().split())
+
+
+def test_all_loaders_of_a_program_together_import_it_once(tmp_path):
+    main = """
+        for _ in range(3):
+            assert read() == [0, 1, 2, 3]
+        """
+    assert run(tmp_path, main) == 1
+
+
+def test_threads_that_ask_at_once_for_the_first_workers_are_served_by_one_process(tmp_path):
+    main = """
+        got = []
+        threads = [threading.Thread(target=lambda: got.append(read())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == [[0, 1, 2, 3]] * 4, got
+        """
+    assert run(tmp_path, main) == 1
+
+
+def test_workers_begin_in_the_folder_and_with_the_path_of_that_moment(tmp_path):
+    main = """
+        read()
+        for folder in ("first", "second"):
+            os.mkdir(folder := f"{__file__}.{folder}")
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            assert set(read(where)) == {(folder, folder)}
+        """
+    assert run(tmp_path, main) == 1
+
+
+def test_a_child_that_main_forks_has_a_process_of_its_own_and_leaves_mains_alone(tmp_path):
+    main = """
+        read()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(read() != [0, 1, 2, 3])
+        assert os.waitpid(pid, 0)[1] == 0
+        assert read() == [0, 1, 2, 3]
+        """
+    assert run(tmp_path, main) == 2
+
+
+def test_one_that_is_stopped_is_replaced(monkeypatch):
+    pipe = IterableWrapper(range(9)).sharding_filter()
+    with loader(pipe, multiprocessing_context="forkserver") as dl:
+        assert list(dl) == list(range(9))
+    stopped = fork_server()
+    monkeypatch.setitem(forker._PATIENCE, "fork", 0.3)
+    os.kill(stopped, signal.SIGSTOP)
+    started = ForkedProcess._start
+
+    def start(process, by):
+        if by.pid != stopped:
+            monkeypatch.setitem(forker._PATIENCE, "fork", 30.0)
+        started(process, by)
+
+    monkeypatch.setattr(ForkedProcess, "_start", start)
+    with loader(pipe, multiprocessing_context="forkserver") as dl:
+        assert list(dl) == list(range(9))
+    assert fork_server() not in (None, stopped)
+
+
+def say(writers):
+    for number, writer in enumerate(writers):
+        writer.send(number)
+
+
+def test_a_child_gets_more_descriptors_than_fit_into_a_message():
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(250)]
+    writers = [writer for _, writer in pipes]
+    process = ChildProcess(
+        ForkedProcess(partial(forker_of_program, "os"), "says", say, (writers,)), "the one that says"
+    )
+    start_all([process], "forkserver")
+    for writer in writers:
+        writer.close()
+    assert [reader.recv() for reader, _ in pipes] == list(range(250))
+    for reader, _ in pipes:
+        reader.close()
+    assert process.wait(60)
+    assert process.exitcode == 0
+    process.close()
