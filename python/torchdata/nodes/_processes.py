@@ -11,7 +11,6 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -88,7 +87,7 @@ class _Worker:
         self._look: Callable[[], object] = (
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
         )
-        self._collector = group.collect([output], number)
+        self._read(group, output)
         #: Held while the process has an item. A thread of the last run may still wait for an answer.
         self._calling = threading.Lock()
         self._number = 0
@@ -100,15 +99,15 @@ class _Worker:
             WorkerExitedError: the process has died, and another one does not take its place.
             BaseException: the function raised it there.
         """
+        kept = None if self._restarts is None else item
         with self._calling:
             self._number += 1
             try:
-                kept = [] if self._restarts is None else [item]
-                self._send(item)
+                answer = self._ask(item)
                 del item
-                while (answer := self._answer()) is None:
+                while answer is None:
                     self._replace()
-                    self._send(*kept)
+                    answer = self._ask(kept)
             finally:
                 self._patience.came_of(self._index)
         _, well, result = answer
@@ -116,14 +115,19 @@ class _Worker:
             reraise(result)
         return result
 
-    def _send(self, item: Any) -> None:
-        with suppress(Gone):  # which is noticed where the answer is waited for
-            self._members.commanders[self._index].send_message((self._number, item), None, None, self._look)
+    def _ask(self, item: Any) -> tuple[int, bool, Any] | None:
+        """The answer for an item; None where the process has died, and another one may take its place."""
+        try:
+            self._commander.send_message((self._number, item), None, None, self._look)
+        except Gone:
+            return None
+        del item
+        return self._answer()
 
     def _answer(self) -> tuple[int, bool, Any] | None:
-        """The answer to what was sent last; None where the process has died, and another one may take its place."""
+        """The answer to what was sent last; see `_ask`."""
         while True:
-            ended = self._members.processes[self._index].ended  # before the look: what it had sent by then is there
+            ended = self._process.ended  # before the look: what it had sent by then is there
             answer = self._collector.receive(0, 0.0 if ended else _SLICE)
             if answer is not None and answer[0] == self._number:
                 return answer  # type: ignore[no-any-return]
@@ -150,7 +154,13 @@ class _Worker:
                 warn_in_thread(warning)
             ((_, link, _),) = made
             assert link is not None
-            self._collector = group.collect([link], self._index)
+            self._read(group, link)
+
+    def _read(self, group: Group, link: Link) -> None:
+        """Speaks to the process that has the place now."""
+        members = self._members
+        self._process, self._commander = members.processes[self._index], members.commanders[self._index]
+        self._collector = group.collect([link], self._index)
 
 
 class _Caller:

@@ -82,6 +82,8 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
         self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
         self._fillers = first
+        #: By worker: units that were looked at, in this epoch.
+        self._seen = [0] * self._num_workers
         super()._begin(places, fresh, first)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -123,7 +125,7 @@ class RestartingIterator(WorkersIterator):
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)
-        unseen = 0 if progress.ended else units - progress.units
+        unseen = 0 if progress.ended else units - self._seen[worker]
         orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
         if not self._pool.is_ordered:
             orders = [(0, None)] * unseen
@@ -142,6 +144,10 @@ class RestartingIterator(WorkersIterator):
     def _hand_over(self) -> tuple[Any] | None:
         with self._pool.sending:
             return super()._hand_over()
+
+    def _account(self, unit: Any) -> bool:
+        self._seen[unit[0]] += 1
+        return super()._account(unit)
 
     def _hold(self) -> None:
         with self._pool.sending:

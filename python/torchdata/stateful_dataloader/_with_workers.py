@@ -45,8 +45,6 @@ class _Progress:
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
     ended: bool = False
-    #: Its units that were looked at, in this epoch.
-    units: int = 0
 
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
@@ -295,7 +293,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Notes what a unit says, and orders the next index; returns whether there is something to hand over."""
         worker, number, _, news = unit
         progress = self._progress[worker]
-        progress.units += 1
         self._next_worker = (worker + 1) % self._num_workers
         if news is not None and "ended" in news:
             progress.ended = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -62,17 +63,18 @@ def test_nor_out_of_order_nor_in_batches(tmp_path: Path, options: dict[str, Any]
 @pytest.mark.parametrize("seed", range(3))
 def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -> None:
     chance, came, states = random.Random(seed), [], []
-    loader = Loader(mapper(abs, 200))
+    loader = Loader(mapper(abs, 100))
     for item in loader:
         came.append(item)
         states.append(loader.state_dict())
         if chance.random() < 0.1:
             process = chance.choice(loader.root._it._workers._group.members.processes)  # type: ignore[attr-defined]
-            os.kill(process.pid, signal.SIGKILL)
-    assert came == list(range(200))
-    for number in chance.sample(range(200), 3):
+            with contextlib.suppress(ProcessLookupError):  # it has died already, and nobody has its place yet
+                os.kill(process.pid, signal.SIGKILL)
+    assert came == list(range(100))
+    for number in chance.sample(range(100), 2):
         loader.load_state_dict(states[number])
-        assert list(loader) == list(range(number + 1, 200))
+        assert list(loader) == list(range(number + 1, 100))
     loader.root.shutdown()
 
 
