@@ -55,7 +55,7 @@ def _as_if(stats: Any, item: float, step: float, computing: float, in_line: floa
         if process.role == "main":
             return replace(process, busy=0.0, cpu_seconds=0.0)
         took = process.items * item
-        cpu = {"cpu_seconds": took * computing, "waits_for_cpu_seconds": took * in_line}
+        cpu = {"cpu_seconds": took * computing, "waits_for_cpu_seconds": took * in_line, "busy": 1.0}
         return replace(process, busy_seconds=took, input=0.0, **cpu)
 
     return replace(

@@ -157,7 +157,7 @@ def _processors_of_a_worker(stats: LoaderStats) -> float | None:
     if busy <= 0 or any(worker.cpu_seconds is None for worker in stats.workers):
         return None
     ran = sum(worker.cpu_seconds or 0.0 for worker in stats.workers)
-    stood = sum(worker.waits_for_cpu_seconds or 0.0 for worker in stats.workers)
+    stood = sum(worker.busy * (worker.waits_for_cpu_seconds or 0.0) for worker in stats.workers)
     if ran + stood >= busy:  # some threads at once
         return (ran + stood) / busy
     return ran / (busy - stood)
