@@ -128,8 +128,10 @@ def _most(stats: LoaderStats, allowed: Limits, worker_memory: int | None, window
     if worker_memory and allowed.memory is not None:
         many = int(MEMORY_SHARE * allowed.memory / worker_memory)
         found.append((many, f"{size(allowed.memory)} of memory are left, and a worker takes {size(worker_memory)}"))
-    if stats.bytes and stats.items:
-        many = int(stats.shared_memory_limit / (window * stats.bytes / stats.items))
+    if stats.bytes and stats.items and stats.shared_memory_peak:
+        # Where loading limits, few of the items that may lie ready do.
+        each = min(window * stats.bytes / stats.items, stats.shared_memory_peak / len(stats.workers))
+        many = int(stats.shared_memory_limit / each)
         found.append((many, f"the memory budget is {size(stats.shared_memory_limit)}"))
     return min(found)
 
