@@ -335,6 +335,19 @@ def test_work_before_the_filter_is_done_by_each_worker(level):
     assert measured(IterableWrapper(range(80)).shuffle().sharding_filter().map(slept), level=level).kind == "loading"
 
 
+def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
+    with loader(IterableWrapper(range(2000)).shuffle().sharding_filter()) as dl:
+        list(dl)
+        stats = dl.stats()
+    for busy, kind in ((0.1, "sending"), (0.9, "loading")):
+        made = {"busy": busy, "busy_seconds": busy, "input": 0.0, "room": 1 - busy, "waits_for_cpu_seconds": 0.0}
+        processes = [replace(one, **made) if one.role == "worker" else one for one in stats.processes]
+        seen = replace(stats, processes=tuple(processes), seconds=1.0, waiting=0.9, loading=0.9, held_up=1 - busy)
+        verdict = diagnose(replace(seen, first_item_seconds=0.0))
+        assert verdict.kind == kind, verdict
+        assert ("num_workers=0 would be faster" in str(verdict)) == (kind == "sending")
+
+
 class Reading(IterDataPipe):
     """A source of the user's that takes its time."""
 

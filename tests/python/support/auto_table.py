@@ -41,6 +41,8 @@ class Trial:
         step: seconds of a training step, in which the program waits.
         block: items of a block that the filter deals out.
         memory: `memory_budget` of the reading service.
+        computes: whether its work needs the cores. Then other programs take their share of these, so that an epoch
+            is as long as the processor time that it needs, by as many cores as its processes can use.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Trial:
     step: float = 0.0
     block: int | None = None
     memory: int | None = None
+    computes: bool = False
 
 
 def wait(item: Any, seconds: float) -> Any:
@@ -91,7 +94,7 @@ def items(count: int) -> Any:
 TRIALS = {
     "sleep": Trial("each item waits 10 ms", lambda: items(300).map(partial(wait, seconds=0.01))),
     "network": Trial("requests: 4 ms, some 30; a step of 1 ms", lambda: items(300).map(request), step=0.001),
-    "compute": Trial("each item computes", lambda: items(120).map(compute)),
+    "compute": Trial("each item computes (by processor time)", lambda: items(120).map(compute), computes=True),
     "tiny": Trial("tiny items", lambda: items(200_000).map(abs)),
     "reader": Trial("the source takes 2 ms an item", lambda: Reader().sharding_filter().map(abs)),
     "consumer": Trial(
@@ -118,29 +121,33 @@ def load(trial: Trial, workers: Any) -> DataLoader2[Any]:
     return DataLoader2(trial.make(), ShardingPolicy(trial.block), service)
 
 
-def seconds_of(loader: DataLoader2[Any], step: float) -> float:
+def seconds_of(loader: DataLoader2[Any], trial: Trial) -> float:
     """How long an epoch takes."""
-    begun = time.perf_counter()
+    begun, earlier, own = time.perf_counter(), loader.stats(), time.process_time()
     for _ in loader:
-        if step:
-            time.sleep(step)
-    return time.perf_counter() - begun
+        if trial.step:
+            time.sleep(trial.step)
+    if not trial.computes:
+        return time.perf_counter() - begun
+    stats = loader.stats(since=earlier)
+    ran = time.process_time() - own + sum(worker.cpu_seconds or 0.0 for worker in stats.workers)
+    return ran / min(max(1, len(stats.workers)), stats.cores)
 
 
 def by_hand(trial: Trial, workers: int) -> list[float]:
     """The seconds of some epochs in so many workers, but for the first one, which starts them."""
     with load(trial, workers) as loader:
-        return [seconds_of(loader, trial.step) for _ in range(1 + TIMED)][1:]
+        return [seconds_of(loader, trial) for _ in range(1 + TIMED)][1:]
 
 
 def by_itself(trial: Trial) -> tuple[int, list[float]]:
     """How many workers were chosen, and the seconds of some epochs in these."""
     with load(trial, "auto") as loader, contextlib.redirect_stderr(io.StringIO()):
         for _ in range(PATIENCE):
-            seconds_of(loader, trial.step)
+            seconds_of(loader, trial)
             if not loader.reading_service._steering.workers:
                 break
-        return loader.reading_service.num_workers, [seconds_of(loader, trial.step) for _ in range(TIMED)]
+        return loader.reading_service.num_workers, [seconds_of(loader, trial) for _ in range(TIMED)]
 
 
 def row(trial: Trial, most: int) -> str:

@@ -78,6 +78,11 @@ def slow(item: Any, seconds: float) -> Any:
     return item
 
 
+def brief(item: Any) -> Any:
+    hashlib.sha256(bytes(100_000)).digest()
+    return item
+
+
 def also(item: Any, seconds: float) -> Any:
     return slow(item, seconds)
 
@@ -201,12 +206,13 @@ class Maker:
     def slow_on_both_sides(self) -> Case:
         """Of which each worker does the one for all items, the other for its own."""
         workers, seconds = self.workers(), self.seconds()
-        front = self.random.random() < 0.5
-        before, behind = (seconds, seconds / 4) if front else (seconds / 8 / workers, seconds)
-        pipe = self.source(40).map(partial(slow, seconds=before)).sharding_filter().map(partial(also, seconds=behind))
-        if front:
-            return Case("work before sharding", self.behind(pipe), workers, "Mapper(slow)")
-        return Case("loading", self.behind(pipe), workers, "Mapper(also)")
+        if self.random.random() < 0.5:
+            pipe = self.source(40).map(partial(slow, seconds=seconds)).sharding_filter()
+            pipe = self.behind(pipe.map(partial(also, seconds=seconds / 4)))
+            return Case("work before sharding", pipe, workers, "Mapper(slow)")
+        # A short wait would be no short one on a busy machine: it ends when there is a core again.
+        pipe = self.source(40).map(brief).sharding_filter().map(partial(slow, seconds=seconds))
+        return Case("loading", self.behind(pipe), workers, "Mapper(slow)")
 
     def slow_before_the_filter(self) -> Case:
         workers, knows = self.workers(), self.random.random() < 0.7
@@ -290,6 +296,11 @@ class Maker:
         case = Case("first item", self.some(pipe, cheaply).sharding_filter(), self.workers(0), "Mapper(connecting)")
         return self.times(case)
 
+    def tiny_items(self) -> Case:
+        pipe = self.some(IterableWrapper(range(60_000)), lambda pipe: pipe.shuffle()).sharding_filter()
+        workers = self.random.randint(1, 2)  # more would fight over the cores of a small machine
+        return self.times(Case("sending", self.some(pipe, cheaply), workers, process="main"), ends=True)
+
     def no_items(self) -> Case:
         if self.random.random() < 0.5:
             pipe = self.some(IterableWrapper([]), cheaply).sharding_filter()
@@ -319,6 +330,7 @@ KINDS: tuple[Callable[[Maker], Case], ...] = (
     Maker.one_slow_worker,
     Maker.slow_before_the_dispatch,
     Maker.slow_first_item,
+    Maker.tiny_items,
     Maker.no_items,
     Maker.large_blocks,
 )
@@ -348,7 +360,8 @@ def verdict_on(case: Case) -> Any:
         kept = []
         for epoch in range(case.epochs):
             for number, item in enumerate(loader):
-                time.sleep(case.step)
+                if case.step:
+                    time.sleep(case.step)
                 if case.keeps:
                     kept.append(item)
                 if case.goes_on and epoch == case.epochs - 1 and number == 24:

@@ -21,6 +21,8 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 
 #: Items from which on there is something to say.
 FEWEST = 10
+#: Items from which on there is something to say of a thousandth of a second.
+MANY = 1000
 #: Below this share of its time in the loader a program is limited by itself.
 LITTLE = 0.10
 #: Seconds of one wait from which on nothing seems to come any more.
@@ -39,8 +41,8 @@ class Verdict:
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
-            "dispatching", "idle workers", "slow source", "work before sharding", "skewed shard", "slow worker" or
-            "loading".
+            "dispatching", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
+            "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
         pipe: the pipe at fault, if one is known.
@@ -234,6 +236,22 @@ def _input_of(stats: LoaderStats) -> float:
     return sum(worker.input for worker in stats.workers) / len(stats.workers)
 
 
+def sending(stats: LoaderStats) -> Verdict | None:
+    """Items are so small that it takes longer to bring them over than to make them."""
+    made = sum(worker.busy for worker in stats.workers)
+    if not stats.workers or stats.dispatching or stats.waiting < 0.5 or made > 0.6 or stats.items < MANY:
+        return None
+    items = sum(worker.items for worker in stats.workers)
+    each = sum(worker.busy_seconds for worker in stats.workers) / max(1, items)
+    return Verdict(
+        "sending",
+        f"Sending limits you: an item takes {duration(each)} of a worker and {duration(stats.seconds / stats.items)} "
+        f"to arrive, so that the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
+        "faster, or larger items: put `.batch(…)` at the end of what the workers run.",
+        "main",
+    )
+
+
 def idle_workers(stats: LoaderStats) -> Verdict | None:
     """There are fewer items to share than workers, or fewer blocks of them."""
     idle = [worker for worker in stats.workers if not worker.items]
@@ -270,7 +288,9 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     if stats.full:
         worst = max((pipe for pipe in before if not pipe.waits), key=lambda pipe: pipe.own_seconds or 0.0, default=None)
         others = sum(pipe.own_seconds or 0.0 for pipe in worker.pipes if pipe is not worst)
-        if worst is None or (worst.own_seconds or 0.0) < others:
+        if worst is None or (_takes_little(worst) and worst.items_in is not None):
+            return None
+        if (worst.own_seconds or 0.0) < others:
             return None
     else:  # without times it is certain only if nothing else can take long; which function does is not known
         worst = next((pipe for pipe in before if _maps(pipe)), None)
@@ -452,6 +472,7 @@ RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     full_memory,
     oversubscribed,
     dispatching,
+    sending,
     work_before_sharding,
     idle_workers,
     skewed_shard,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchdata import _machine as machine
 from torchdata._observe.show.table import duration, percent, size
-from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, training
+from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, sending, training
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
@@ -87,7 +87,12 @@ def choose_workers(stats: LoaderStats, allowed: Limits, worker_memory: int | Non
     now = len(stats.workers)
     if training(stats) is not None:
         return _with_fewer(stats, now)
-    for rule, said in ((full_memory, "the memory budget is full"), (dispatching, "the dispatching process limits")):
+    rules = (
+        (full_memory, "the memory budget is full"),
+        (dispatching, "the dispatching process limits"),
+        (sending, "sending items limits, and num_workers=0 would be faster"),
+    )
+    for rule, said in rules:
         if rule(stats) is not None:
             return Choice(now, said)
     main = stats.main
