@@ -33,9 +33,9 @@ pytestmark = pytest.mark.alone
 def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets how long an item takes a worker, and the training step, whatever they take on this machine."""
 
-    def of(item: float, step: float = 0.0) -> None:
+    def of(item: float, step: float = 0.0, computing: float = 1.0, in_line: float = 0.0) -> None:
         def summarised(*readings: Any) -> Any:
-            return _as_if(steering_summarise(*readings), item, step)
+            return _as_if(steering_summarise(*readings), item, step, computing, in_line)
 
         monkeypatch.setattr(steering, "summarise", summarised)
 
@@ -43,15 +43,20 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return of
 
 
-def _as_if(stats: Any, item: float, step: float) -> Any:
-    """Statistics as workers give them that take `item` seconds for each of their items, to a step of `step` seconds."""
+def _as_if(stats: Any, item: float, step: float, computing: float, in_line: float) -> Any:
+    """Statistics as workers give them that take `item` seconds for each of their items, to a step of `step` seconds.
+
+    `computing` is the share of these in which they have a processor, `in_line` the one in which they wait for it.
+    """
     pace = max(item / max(1, len(stats.workers)), step)  # seconds from an item to the next one
     seconds, waiting = stats.items * pace, (pace - step) / pace
 
     def told(process: Any) -> Any:
         if process.role == "main":
             return replace(process, busy=0.0, cpu_seconds=0.0)
-        return replace(process, busy_seconds=process.items * item, cpu_seconds=0.0, input=0.0)
+        took = process.items * item
+        cpu = {"cpu_seconds": took * computing, "waits_for_cpu_seconds": took * in_line, "busy": 1.0}
+        return replace(process, busy_seconds=took, input=0.0, **cpu)
 
     return replace(
         stats,
@@ -184,6 +189,32 @@ def test_workers_that_make_items_no_faster_are_given_up(machine_of, times):
 
 
 @pytest.mark.parametrize(
+    ("computing", "in_line", "workers"),
+    [(0.01, 0.0, 16), (0.25, 0.0, 8), (0.25, 0.5, 4), (0.5, 0.5, 2)],
+    ids=["waiting", "a quarter computing", "in line for a half", "computing beside another program"],
+)
+def test_where_work_waits_there_are_more_workers_than_cores(machine_of, times, computing, in_line, workers):
+    machine_of(2)
+    times(item=0.1, computing=computing, in_line=in_line)
+    with auto(shuffled(60)) as loader:
+        loader.seed(3)
+        got = [list(loader) for _ in range(8)]
+        assert loader.reading_service.num_workers == workers
+        why = "which {} keep busy" if computing > 0.01 else "more than {} are not tried"
+        assert why.format(workers) in loader.stats().choices[-1]
+    assert got == in_order_of(shuffled(60), 3, epochs=8)
+
+
+def test_a_training_step_limits_workers_that_wait(machine_of, times):
+    machine_of(2)
+    times(item=0.24, step=0.08, computing=0.01)
+    with auto(shuffled(60)) as loader:
+        for _ in range(6):
+            list(loader)
+        assert loader.reading_service.num_workers == 4, "three, and a quarter of that more"
+
+
+@pytest.mark.parametrize(
     ("cores", "memory", "reason"),
     [(2, 1 << 40, "there are 2 cores"), (8, 1 << 20, "of memory are left, and a worker takes")],
 )
@@ -244,6 +275,7 @@ def sharded() -> Any:
     ("pipe", "options", "words"),
     [
         (lambda: sharded().batch(3), {}, "the `ShardingFilter` deals out blocks of 1, and Batcher makes batches of 3"),
+        (lambda: sharded().batch(3), {}, "Use the adapter ShardingPolicy(block=3), so that batches do not depend"),
         (lambda: sharded().shuffle(), {}, "Shuffler, which stands behind the sharding"),
         (lambda: Silent(sharded()), {}, "Silent, which stands behind the sharding"),
         (lambda: sharded().map(augment), {}, "Mapper(augment) draws random numbers"),

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._observe.stats.diagnosis import oversubscribed
+from torchdata._observe.stats.diagnosis import diagnose, oversubscribed, work_before_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 pytestmark = pytest.mark.alone
 
@@ -177,6 +177,19 @@ def test_one_slow_worker():
     assert "in_order=False" in str(verdict)
 
 
+def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
+    """On a busy machine all stand still now and then; the others are ahead nevertheless."""
+    with loader(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow)) as dl:
+        list(dl)
+        stats = dl.stats()
+    for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
+        worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}
+        processes = [replace(one, items=30, seconds=1.0, **worker.get(one.worker, {})) for one in stats.processes]
+        waited_for = {"worker process 0": 0.5, "worker process 1": 0.5}
+        seen = replace(stats, processes=tuple(processes), waiting_seconds=1.0, waited_for=waited_for, loading=0.9)
+        assert diagnose(seen).kind == kind
+
+
 def lines_of(shard):
     return range(40 if shard == 0 else 300)
 
@@ -320,6 +333,41 @@ def test_work_before_the_filter_is_done_by_each_worker(level):
     assert "for all items, 80 times for the 40 that it keeps" in str(verdict)
     assert str(verdict).endswith("move `.sharding_filter()` before .map(slept).")
     assert measured(IterableWrapper(range(80)).shuffle().sharding_filter().map(slept), level=level).kind == "loading"
+
+
+def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
+    with loader(IterableWrapper(range(2000)).shuffle().sharding_filter()) as dl:
+        list(dl)
+        stats = dl.stats()
+    for busy, kind in ((0.1, "sending"), (0.9, "loading")):
+        made = {"busy": busy, "busy_seconds": busy, "input": 0.0, "room": 1 - busy, "waits_for_cpu_seconds": 0.0}
+        processes = [replace(one, **made) if one.role == "worker" else one for one in stats.processes]
+        seen = replace(stats, processes=tuple(processes), seconds=1.0, waiting=0.9, loading=0.9, held_up=1 - busy)
+        verdict = diagnose(replace(seen, first_item_seconds=0.0))
+        assert verdict.kind == kind, verdict
+        assert ("num_workers=0 would be faster" in str(verdict)) == (kind == "sending")
+
+
+class Reading(IterDataPipe):
+    """A source of the user's that takes its time."""
+
+    def __iter__(self):
+        return map(slept, range(60))
+
+
+def test_a_slow_source_is_read_by_each_worker():
+    verdict = measured(Reading().map(abs).sharding_filter())
+    assert (verdict.kind, verdict.pipe) == ("slow source", "Reading")
+    assert "each of 2 workers reads all 60 items of `Reading`" in str(verdict)
+    assert "share out what it reads" in str(verdict)
+
+
+def test_without_times_no_function_is_blamed_beside_a_pipe_that_may_take_the_time():
+    assert measured(Reading().map(abs).sharding_filter(), level="counts").kind == "loading"
+    pipe = IterableWrapper([__file__] * 20).map(str).sharding_filter().open_files("rb").readlines()
+    with loader(pipe) as dl:
+        list(dl)
+        assert work_before_sharding(dl.stats()) is None, "reading files may take the time"
 
 
 def test_a_function_behind_the_filter_may_be_what_takes_the_time():

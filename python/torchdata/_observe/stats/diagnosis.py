@@ -21,12 +21,16 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 
 #: Items from which on there is something to say.
 FEWEST = 10
+#: Items from which on there is something to say of a thousandth of a second.
+MANY = 1000
 #: Below this share of its time in the loader a program is limited by itself.
 LITTLE = 0.10
 #: Seconds of one wait from which on nothing seems to come any more.
 STALL = 5.0
 #: Share of the cores that workers who fight over them must get: those who get less wait for other programs.
 OWN_CORES = 0.1
+#: Pipes that hand on what there is.
+_LITTLE = frozenset({"IterableWrapper", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"})
 #: More workers than that are not advised.
 MOST_WORKERS = 64
 
@@ -37,7 +41,8 @@ class Verdict:
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
-            "dispatching", "idle workers", "work before sharding", "skewed shard", "slow worker" or "loading".
+            "dispatching", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
+            "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
         pipe: the pipe at fault, if one is known.
@@ -231,6 +236,22 @@ def _input_of(stats: LoaderStats) -> float:
     return sum(worker.input for worker in stats.workers) / len(stats.workers)
 
 
+def sending(stats: LoaderStats) -> Verdict | None:
+    """Items are so small that it takes longer to bring them over than to make them."""
+    made = sum(worker.busy for worker in stats.workers)
+    if not stats.workers or stats.dispatching or stats.waiting < 0.5 or made > 0.6 or stats.items < MANY:
+        return None
+    items = sum(worker.items for worker in stats.workers)
+    each = sum(worker.busy_seconds for worker in stats.workers) / max(1, items)
+    return Verdict(
+        "sending",
+        f"Sending limits you: an item takes {duration(each)} of a worker and {duration(stats.seconds / stats.items)} "
+        f"to arrive, so that the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
+        "faster, or larger items: put `.batch(…)` at the end of what the workers run.",
+        "main",
+    )
+
+
 def idle_workers(stats: LoaderStats) -> Verdict | None:
     """There are fewer items to share than workers, or fewer blocks of them."""
     idle = [worker for worker in stats.workers if not worker.items]
@@ -267,12 +288,25 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     if stats.full:
         worst = max((pipe for pipe in before if not pipe.waits), key=lambda pipe: pipe.own_seconds or 0.0, default=None)
         others = sum(pipe.own_seconds or 0.0 for pipe in worker.pipes if pipe is not worst)
-        if worst is None or (worst.own_seconds or 0.0) < others:
+        if worst is None or (_takes_little(worst) and worst.items_in is not None):
             return None
-    else:  # without times it is certain only if no function of the user's is called behind the filter
-        worst = next((pipe for pipe in reversed(before) if _maps(pipe)), None)
-        if worst is None or any(pipe.location for pipe in behind):
+        if (worst.own_seconds or 0.0) < others:
             return None
+    else:  # without times it is certain only if nothing else can take long; which function does is not known
+        worst = next((pipe for pipe in before if _maps(pipe)), None)
+        if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
+            return None
+    if worst.items_in is None:
+        return Verdict(
+            "slow source",
+            f"Reading limits you: each of {len(stats.workers)} workers reads all {worst.items_out} items of "
+            f"{_called(worst)}, {_each(worst)}, for the {sharing.items_out} that it keeps, so that more workers are no "
+            "faster: share out what it reads (names of files, row groups) by `.sharding_filter()` before it is read, "
+            "or make reading faster.",
+            worker.name,
+            worst.name,
+            worst.location,
+        )
     function = worst.name.partition("(")[2].rstrip(")")
     call = f".map({function})" if function and _maps(worst) else f"`{worst.name}`"
     return Verdict(
@@ -284,6 +318,10 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
         worst.name,
         worst.location,
     )
+
+
+def _takes_little(pipe: PipeStats) -> bool:
+    return pipe.location is None and pipe.name.partition("(")[0] in _LITTLE
 
 
 def _maps(pipe: PipeStats) -> bool:
@@ -317,9 +355,12 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
         return None
     slow = max(workers, key=lambda worker: worker.busy_seconds / worker.items)
     each = slow.busy_seconds / slow.items
-    usual = median(other.busy_seconds / other.items for other in workers if other is not slow)
+    others = [worker for worker in workers if worker is not slow]
+    usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    if each < 1.7 * usual or blamed < 0.6:
+    # On a busy machine main waits for the others, too, which stand still; but they are ahead, and it is not.
+    behind = median(other.room for other in others) - slow.room > 0.3
+    if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
     worst = _slowest_pipe([slow])
     where = f", most of it in {_called(worst)}" if worst else ""
@@ -431,6 +472,7 @@ RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     full_memory,
     oversubscribed,
     dispatching,
+    sending,
     work_before_sharding,
     idle_workers,
     skewed_shard,

@@ -6,18 +6,20 @@ Role: pure functions over statistics, with a reason in words for each choice. Ru
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdata import _machine as machine
 from torchdata._observe.show.table import duration, percent, size
-from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, training
+from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, sending, training
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
-__all__ = ["Choice", "Limits", "choose_window", "choose_workers", "is_enough", "limits"]
+__all__ = ["MOST_WAITING", "Choice", "Limits", "choose_window", "choose_workers", "is_enough", "limits", "most_workers"]
+
+#: So many workers there may be on fewer cores, where their work is waiting.
+MOST_WAITING = 16
 
 #: A number of workers that makes items so many times as fast as the training step takes them.
 AMPLE = 1.25
@@ -31,6 +33,8 @@ BUDGET_SHARE = 0.5
 LEAST_WINDOW, MOST_WINDOW = 2, 256
 #: Shares of the time from which on main waits for items, and a worker for room.
 WAITS, HELD_UP = 0.02, 0.05
+#: Share of the time that workers wait for room from which on there are enough of them.
+IDLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,12 @@ class Limits:
     Args:
         cores: processors that the program may use.
         memory: bytes that new processes may take; None where that is not known.
+        workers: workers for which there is room.
     """
 
     cores: int
     memory: int | None
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,14 @@ class Choice:
     reason: str
 
 
-def limits(most: int = sys.maxsize) -> Limits:
-    """What this machine allows now, and no more than so many cores."""
-    return Limits(min(most, machine.cores()), machine.memory_left())
+def most_workers() -> int:
+    """How many workers there may be on this machine at most, whatever they do."""
+    return max(machine.cores(), MOST_WAITING)
+
+
+def limits(most: int) -> Limits:
+    """What this machine allows now, and no more than so many workers."""
+    return Limits(machine.cores(), machine.memory_left(), most)
 
 
 def is_enough(stats: LoaderStats) -> bool:
@@ -76,14 +87,21 @@ def choose_workers(stats: LoaderStats, allowed: Limits, worker_memory: int | Non
     now = len(stats.workers)
     if training(stats) is not None:
         return _with_fewer(stats, now)
-    for rule, said in ((full_memory, "the memory budget is full"), (dispatching, "the dispatching process limits")):
+    rules = (
+        (full_memory, "the memory budget is full"),
+        (dispatching, "the dispatching process limits"),
+        (sending, "sending items limits, and num_workers=0 would be faster"),
+    )
+    for rule, said in rules:
         if rule(stats) is not None:
             return Choice(now, said)
     main = stats.main
     if main is not None and main.busy > stats.waiting:
         return Choice(now, f"the pipes that stay in the main process limit ({percent(main.busy)} of the time)")
+    if (stats.held_up or 0.0) > IDLE:
+        return Choice(now, f"workers wait {percent(stats.held_up)} of the time for room: more would wait longer")
     each, step = _seconds_per_item(stats), stats.step_seconds or 0.0
-    wanted = allowed.cores if step <= 0 else math.ceil(AMPLE * each / step)
+    wanted = allowed.workers if step <= 0 else math.ceil(AMPLE * each / step)
     loading = (
         f"loading limits: main waits {percent(stats.waiting)} of the time, an item takes {duration(each)} of a worker "
         f"and the training step {duration(step)}"
@@ -99,7 +117,7 @@ def _with_fewer(stats: LoaderStats, now: int) -> Choice:
     """What suffices where the loader keeps up."""
     each, step = _seconds_per_item(stats), stats.step_seconds or 0.0
     words = f"training limits: its step takes {duration(step)}, an item {duration(each)} of a worker"
-    if step <= 0 or (stats.held_up or 0.0) < 0.5:
+    if step <= 0 or (stats.held_up or 0.0) < IDLE:
         return Choice(now, words)
     return Choice(min(now, max(1, math.ceil(AMPLE * each / step))), words)
 
@@ -111,22 +129,45 @@ def _seconds_per_item(stats: LoaderStats) -> float:
 
 def _most(stats: LoaderStats, allowed: Limits, worker_memory: int | None, window: int) -> tuple[int, str]:
     """The most workers that there may be, and what keeps them from being more."""
-    found = [(allowed.cores, f"there are {allowed.cores} cores")]
-    busy = sum(worker.busy_seconds for worker in stats.workers)
-    ran = sum(worker.cpu_seconds or 0.0 for worker in stats.workers)
-    main = stats.main
-    share = min(1.0, ran / busy) if busy > 0 else 0.0
-    if share > 0.1 and main is not None and stats.seconds > 0:
-        # What the training itself computes is not to be taken from it.
-        free = allowed.cores - min(allowed.cores - 1.0, (main.cpu_seconds or 0.0) / stats.seconds)
-        found.append((max(1, math.floor(free / share + 0.5)), f"there are {allowed.cores} cores, which they keep busy"))
+    found = [_most_of_cores(stats, allowed)]
     if worker_memory and allowed.memory is not None:
         many = int(MEMORY_SHARE * allowed.memory / worker_memory)
         found.append((many, f"{size(allowed.memory)} of memory are left, and a worker takes {size(worker_memory)}"))
-    if stats.bytes and stats.items:
-        many = int(stats.shared_memory_limit / (window * stats.bytes / stats.items))
+    if stats.bytes and stats.items and stats.shared_memory_peak:
+        # Where loading limits, few of the items that may lie ready do.
+        each = min(window * stats.bytes / stats.items, stats.shared_memory_peak / len(stats.workers))
+        many = int(stats.shared_memory_limit / each)
         found.append((many, f"the memory budget is {size(stats.shared_memory_limit)}"))
     return min(found)
+
+
+def _most_of_cores(stats: LoaderStats, allowed: Limits) -> tuple[int, str]:
+    """The most workers that the cores permit: as many as keep them busy, which are more where their work is waiting."""
+    share = _processors_of_a_worker(stats)
+    if share is None:
+        return min(allowed.cores, allowed.workers), f"there are {allowed.cores} cores"
+    main = stats.main
+    computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
+    free = allowed.cores - min(allowed.cores - 1.0, computed)  # what the training computes is not taken from it
+    if share * allowed.workers <= free:
+        return allowed.workers, f"more than {allowed.workers} are not tried"
+    fit = min(allowed.workers, max(1, math.floor(free / share + 0.5)))
+    return fit, f"there are {allowed.cores} cores, which {fit} keep busy"
+
+
+def _processors_of_a_worker(stats: LoaderStats) -> float | None:
+    """How many processors a worker keeps busy while it works, had it them for itself; None where that is not known.
+
+    Other programs make it stand in line, and so take longer: that is no waiting of its own.
+    """
+    busy = sum(worker.busy_seconds for worker in stats.workers)
+    if busy <= 0 or any(worker.cpu_seconds is None for worker in stats.workers):
+        return None
+    ran = sum(worker.cpu_seconds or 0.0 for worker in stats.workers)
+    stood = sum(worker.busy * (worker.waits_for_cpu_seconds or 0.0) for worker in stats.workers)
+    if ran + stood >= busy:  # some threads at once
+        return (ran + stood) / busy
+    return ran / (busy - stood)
 
 
 def choose_window(stats: LoaderStats, window: int, budget: int) -> Choice:

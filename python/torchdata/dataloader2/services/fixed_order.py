@@ -67,7 +67,8 @@ def why_workers_matter(main: Graph, branch: Graph, dispatching: Graph | None) ->
     try:
         division = required_division(branch)
     except ValueError as error:
-        return str(error).split(". ")[0]
+        why, _, remedy = str(error).partition(". ")
+        return f"{why}. {remedy}" if "ShardingPolicy" in remedy else why
     if getattr(division.pipe, "sharding_group_filter", None) == SHARDING_PRIORITIES.DISTRIBUTED:
         return "the `ShardingFilter` divides the items among ranks alone, so that each worker yields them all"
     for pipe in branch:

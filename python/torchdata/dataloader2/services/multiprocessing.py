@@ -62,8 +62,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     Args:
         num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2, and
-            chooses between two epochs by who has waited for whom: more if loading limits the program, within the cores
-            and the memory that there are, fewer if training does. The order of the items stays the same; if it would
+            chooses between two epochs by who has waited for whom: more if loading limits the program, as many as
+            the cores and the memory that there are permit (where work waits, up to 16 on fewer cores), fewer if
+            training does. The order of the items stays the same; if it would
             depend on the number, a line says why, and 2 are kept. A line tells each choice, too.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few; in

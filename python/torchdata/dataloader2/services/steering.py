@@ -65,7 +65,7 @@ class Steering:
 
     def prepare(self, number: int) -> tuple[int, int]:
         """How often the workers, who are so many at first, may be replaced, and how many there may be."""
-        return MOST_CHANGES, max(number, machine.cores())
+        return MOST_CHANGES, max(number, choosing.most_workers())
 
     @property
     def _shifts(self) -> Shifts:

@@ -1,0 +1,29 @@
+"""Pipelines made at random, one of each kind: what limits them is named, beside programs that compute as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from process_checks import nothing_is_left  # noqa: F401
+from random_diagnoses import KINDS, Case, cases, load_of, verdict_on, wrong_in
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[None]:
+    with load_of(len(os.sched_getaffinity(0))):
+        yield
+
+
+@pytest.mark.parametrize(
+    "case", list(cases(seed=1, pipelines=len(KINDS))), ids=lambda case: case.kind.replace(" ", "-")
+)
+def test_what_limits_a_pipeline_is_named_on_a_busy_machine(case: Case, busy: None) -> None:
+    if case.kind == "cores" and not os.path.exists("/proc/self/schedstat"):
+        pytest.skip("this kernel does not say who stands in line")
+    verdict = verdict_on(case)
+    assert not wrong_in(case, verdict), f"{case}\n{case.pipe}\n{verdict}"

@@ -1,0 +1,431 @@
+"""Pipelines made at random, each slow for one known reason: how often does `diagnose` name it?
+
+    python -m random_diagnoses --pipelines 30 --seed 1           # in tests/python/support
+    python -m random_diagnoses --pipelines 30 --seed 1 --load 2  # beside two processes that only compute
+
+A verdict is right if it is of the kind, and names the pipe and the process, that the pipeline was built to have. The
+slow part of each is several times as slow as all the rest, so that a busy machine does not change what is to blame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+@dataclass
+class Case:
+    """A pipeline, how it is run, and what is to be said of it.
+
+    Args:
+        kind: the kind of the verdict.
+        pipe: the pipeline.
+        workers: how many there are; 0 for none.
+        culprit: the pipe at fault; None where none is, or it is not known.
+        process: the process at fault; None where any may be named.
+        step: seconds that the program takes for each item.
+        keeps: whether the program keeps all items.
+        block: items of a block that the filter deals out.
+        cores: how many cores the processes may use; None for all.
+        level: what is counted.
+        epochs: how many epochs there are.
+        goes_on: whether the last one still runs when the loader is asked.
+        options: further ones of the reading service.
+    """
+
+    kind: str
+    pipe: Any
+    workers: int
+    culprit: str | None = None
+    process: str | None = None
+    step: float = 0.0
+    keeps: bool = False
+    block: int | None = None
+    cores: int | None = None
+    level: str = "full"
+    epochs: int = 1
+    goes_on: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+# -- what pipelines are made of ----------------------------------------------------------------------------
+
+
+def cheap(item: Any) -> Any:
+    return item
+
+
+def slow(item: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return item
+
+
+def brief(item: Any) -> Any:
+    hashlib.sha256(bytes(100_000)).digest()
+    return item
+
+
+def also(item: Any, seconds: float) -> Any:
+    return slow(item, seconds)
+
+
+def computing(item: Any, blocks: int) -> Any:
+    """Computes as long as its processor needs for that."""
+    for _ in range(blocks):
+        hashlib.sha256(bytes(1 << 20)).digest()
+    return item
+
+
+def lines_of(shard: int, counts: tuple[int, ...]) -> range:
+    return range(counts[shard])
+
+
+def slow_lines(shard: int, count: int, seconds: float) -> Iterator[int]:
+    for line in range(count):
+        time.sleep(seconds)
+        yield line
+
+
+def one_in_all(item: int, workers: int, worker: int, seconds: float) -> int:
+    """Takes long for the items of one worker."""
+    time.sleep(seconds if item % workers == worker else seconds / 10)
+    return item
+
+
+def connecting(item: int, seconds: float) -> int:
+    if item == 0:
+        time.sleep(seconds)
+    return item
+
+
+def image(item: int, size: int) -> Any:
+    return np.full(size, item % 256, np.uint8)
+
+
+def nothing(item: Any) -> bool:
+    return False
+
+
+_pool: list[ThreadPoolExecutor] = []
+
+
+def in_threads(item: Any, threads: int) -> Any:
+    """Computes in threads, which need no lock of the interpreter's for that."""
+    if not _pool:
+        _pool.append(ThreadPoolExecutor(threads))
+    for _ in _pool[0].map(lambda block: hashlib.sha256(block).digest(), [bytes(1_000_000)] * threads):
+        pass
+    return item
+
+
+class SlowReader(IterDataPipe[int]):
+    """A source whose every item takes long to come."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self.count, self.seconds = count, seconds
+
+    def __iter__(self) -> Iterator[int]:
+        return slow_lines(0, self.count, self.seconds)
+
+
+# -- pipelines, one kind each ------------------------------------------------------------------------------
+
+
+class Maker:
+    """Makes pipelines of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def seconds(self) -> float:
+        """Of what is slow, in an item."""
+        return self.random.choice([0.008, 0.012, 0.02])
+
+    def workers(self, least: int = 2) -> int:
+        return self.random.randint(least, 4)
+
+    def some(self, pipe: Any, *changes: Callable[[Any], Any]) -> Any:
+        """Appends some pipes that take no time."""
+        for change in changes:
+            if self.random.random() < 0.5:
+                pipe = change(pipe)
+        return pipe
+
+    def source(self, count: int) -> Any:
+        pipe = self.some(IterableWrapper(range(count)), lambda pipe: pipe.map(cheap))
+        return self.some(pipe, lambda pipe: pipe.shuffle(buffer_size=self.random.choice([4, 1000])))
+
+    def behind(self, pipe: Any) -> Any:
+        return self.some(pipe, lambda pipe: pipe.map(cheap), lambda pipe: pipe.enumerate(), lambda pipe: pipe.batch(2))
+
+    def count(self, workers: int) -> int:
+        return 40 * max(1, workers)
+
+    def times(self, case: Case, *, ends: bool = False) -> Case:
+        """Chooses when it is asked, and what it has counted: without times of pipes it cannot name one."""
+        if self.random.random() < 0.3:
+            case.level, case.culprit = "counts", None
+        if self.random.random() < 0.3:
+            case.epochs = 2
+        case.goes_on = not ends and self.random.random() < 0.3
+        if case.workers and not ends and self.random.random() < 0.3:
+            case.options |= {"worker_prefetch_cnt": 2, "main_prefetch_cnt": 2}
+        return case
+
+    def slow_behind_the_filter(self) -> Case:
+        workers = self.workers(0)
+        pipe = self.some(self.source(self.count(workers)).sharding_filter(), lambda pipe: pipe.map(cheap))
+        seconds = self.seconds()
+        work: Any = partial(slow, seconds=seconds)
+        if workers < 2:  # more would fight over the cores of a small machine
+            work = self.random.choice([work, partial(computing, blocks=self.random.randint(8, 16))])
+        step = self.random.choice([0.0, seconds / 10 / max(1, workers)])
+        case = Case("loading", self.behind(pipe.map(work)), workers, f"Mapper({work.func.__name__})", step=step)
+        if self.random.random() < 0.2:
+            case.options["in_order"] = False
+        return self.times(case)
+
+    def slow_on_both_sides(self) -> Case:
+        """Of which each worker does the one for all items, the other for its own."""
+        workers, seconds = self.workers(), self.seconds()
+        if self.random.random() < 0.5:
+            pipe = self.source(40).map(partial(slow, seconds=seconds)).sharding_filter()
+            pipe = self.behind(pipe.map(partial(also, seconds=seconds / 4)))
+            return Case("work before sharding", pipe, workers, "Mapper(slow)")
+        # A short wait would be no short one on a busy machine: it ends when there is a core again.
+        pipe = self.source(40).map(brief).sharding_filter().map(partial(slow, seconds=seconds))
+        return Case("loading", self.behind(pipe), workers, "Mapper(slow)")
+
+    def slow_before_the_filter(self) -> Case:
+        workers, knows = self.workers(), self.random.random() < 0.7
+        pipe = self.some(IterableWrapper(range(40)), lambda pipe: pipe.shuffle())
+        if knows:
+            pipe = self.some(pipe, cheaply)
+        pipe = pipe.map(partial(slow, seconds=self.seconds()))
+        pipe = self.some(pipe, cheaply, lambda pipe: pipe.shuffle(buffer_size=4)).sharding_filter()
+        pipe = self.some(pipe, cheaply) if knows else self.some(pipe, lambda pipe: pipe.batch(2))
+        level = "full" if knows else "counts"
+        return Case("work before sharding", pipe, workers, "Mapper(slow)", level=level)
+
+    def slow_reader(self) -> Case:
+        workers, seconds = self.workers(0), self.seconds()
+        reader = self.some(SlowReader(60, seconds), cheaply)
+        match self.random.randrange(3):
+            case 0:
+                shards = IterableWrapper(range(2 * max(1, workers))).sharding_filter()
+                lines = shards.flatmap(partial(slow_lines, count=20, seconds=seconds))
+                return self.times(Case("loading", self.behind(lines), workers, "FlatMapper(slow_lines)"))
+            case 1 if workers:
+                pipe = self.some(reader.sharding_round_robin_dispatch(), cheaply)
+                return self.times(Case("dispatching", pipe, workers, "SlowReader", "the dispatching process"))
+        case = Case("loading", self.some(reader.sharding_filter(), cheaply), workers, "SlowReader")
+        case = self.times(case)
+        if workers > 1 and case.level == "full":
+            case.kind = "slow source"
+        return case
+
+    def slow_consumer(self) -> Case:
+        workers = self.workers(0)
+        pipe = self.source(60).sharding_filter()
+        if workers:
+            pipe = self.some(pipe, lambda pipe: pipe.map(partial(slow, seconds=0.001)))
+        step = self.random.choice([0.02, 0.03])
+        return self.times(Case("training", self.some(pipe, cheaply), workers, process="main", step=step))
+
+    def skewed_shards(self) -> Case:
+        workers = self.workers()
+        large = self.random.randrange(workers)
+        counts = tuple(200 if shard % workers == large else 20 for shard in range(workers * self.random.randint(1, 2)))
+        shards = IterableWrapper(range(len(counts))).sharding_filter()
+        lines = shards.flatmap(partial(lines_of, counts=counts)).map(partial(slow, seconds=0.004))
+        case = Case("skewed shard", self.behind(lines), workers, process=f"worker process {large}")
+        return self.times(case, ends=True)
+
+    def threads(self) -> Case:
+        workers, seconds = self.workers(0), self.seconds()
+        pipe = self.source(self.count(workers)).sharding_filter()
+        match self.random.randrange(3):
+            case 0:
+                pipe = pipe.threadpool_map(partial(slow, seconds=2 * seconds), max_workers=2)
+                return self.times(Case("loading", self.behind(pipe), workers, "ThreadPoolMapper(slow)"))
+            case 1:
+                pipe = pipe.map(partial(slow, seconds=seconds)).prefetch(self.random.choice([1, 5]))
+                return self.times(Case("loading", self.behind(pipe), workers, "Mapper(slow)"))
+        pipe = self.source(160).sharding_filter().map(partial(in_threads, threads=4))
+        return Case("cores", pipe, self.workers(), cores=1)
+
+    def memory(self) -> Case:
+        size = self.random.choice([150_000, 300_000])
+        pipe = self.source(80).sharding_filter().map(partial(image, size=size))
+        case = Case("memory", pipe, self.workers(1), process="main", keeps=True, options={"memory_budget": 2 << 20})
+        return self.times(case, ends=True)
+
+    def one_slow_worker(self) -> Case:
+        workers = self.workers()
+        worker = self.random.randrange(workers)
+        pipe = IterableWrapper(range(40 * workers)).sharding_filter()
+        work = partial(one_in_all, workers=workers, worker=worker, seconds=self.seconds())
+        pipe = self.some(pipe.map(work), cheaply)
+        return self.times(Case("slow worker", pipe, workers, "Mapper(one_in_all)", f"worker process {worker}"))
+
+    def slow_before_the_dispatch(self) -> Case:
+        pipe = self.source(50).map(partial(slow, seconds=self.seconds()))
+        pipe = self.some(pipe.sharding_round_robin_dispatch(), cheaply)
+        return self.times(Case("dispatching", pipe, self.workers(), "Mapper(slow)", "the dispatching process"))
+
+    def slow_first_item(self) -> Case:
+        pipe = IterableWrapper(range(60)).map(partial(connecting, seconds=self.random.choice([1.2, 1.6])))
+        case = Case("first item", self.some(pipe, cheaply).sharding_filter(), self.workers(0), "Mapper(connecting)")
+        return self.times(case)
+
+    def tiny_items(self) -> Case:
+        pipe = self.some(IterableWrapper(range(60_000)), lambda pipe: pipe.shuffle()).sharding_filter()
+        workers = self.random.randint(1, 2)  # more would fight over the cores of a small machine
+        return self.times(Case("sending", self.some(pipe, cheaply), workers, process="main"), ends=True)
+
+    def no_items(self) -> Case:
+        if self.random.random() < 0.5:
+            pipe = self.some(IterableWrapper([]), cheaply).sharding_filter()
+            return Case("empty", self.some(pipe, cheaply), self.workers(0), "IterableWrapper")
+        pipe = self.some(self.source(20).filter(nothing), cheaply).sharding_filter()
+        return Case("empty", pipe, self.workers(0), "Filter(nothing)")
+
+    def large_blocks(self) -> Case:
+        pipe = IterableWrapper(range(6)).sharding_filter().map(partial(slow, seconds=0.01))
+        pipe = self.some(pipe, lambda pipe: pipe.flatmap(partial(slow_lines, count=4, seconds=0.004)))
+        return self.times(Case("idle workers", pipe, self.workers(), block=8), ends=True)
+
+
+def cheaply(pipe: Any) -> Any:
+    return pipe.map(cheap)
+
+
+KINDS: tuple[Callable[[Maker], Case], ...] = (
+    Maker.slow_behind_the_filter,
+    Maker.slow_before_the_filter,
+    Maker.slow_on_both_sides,
+    Maker.slow_reader,
+    Maker.slow_consumer,
+    Maker.skewed_shards,
+    Maker.threads,
+    Maker.memory,
+    Maker.one_slow_worker,
+    Maker.slow_before_the_dispatch,
+    Maker.slow_first_item,
+    Maker.tiny_items,
+    Maker.no_items,
+    Maker.large_blocks,
+)
+
+
+def cases(seed: int, pipelines: int) -> Iterator[Case]:
+    """So many pipelines: as many of each kind, as far as that goes."""
+    for number in range(pipelines):
+        maker = Maker(1000 * seed + number)
+        yield KINDS[(number + seed) % len(KINDS)](maker)
+
+
+# -- running them ------------------------------------------------------------------------------------------
+
+
+def verdict_on(case: Case) -> Any:
+    """What the loader says once an epoch is over."""
+    service = None
+    if case.workers:
+        service = MultiProcessingReadingService(case.workers, multiprocessing_context="fork", **case.options)
+    with (
+        warnings.catch_warnings(),
+        on_cores(case.cores),
+        DataLoader2(case.pipe, ShardingPolicy(case.block), service, stats=case.level) as loader,
+    ):
+        warnings.simplefilter("ignore")  # of idle workers
+        kept = []
+        for epoch in range(case.epochs):
+            for number, item in enumerate(loader):
+                if case.step:
+                    time.sleep(case.step)
+                if case.keeps:
+                    kept.append(item)
+                if case.goes_on and epoch == case.epochs - 1 and number == 24:
+                    return loader.diagnose()
+        return loader.diagnose()
+
+
+def wrong_in(case: Case, verdict: Any) -> list[str]:
+    """What a verdict says that is not so, in words."""
+    wanted = {"kind": case.kind, "pipe": case.culprit, "process": case.process}
+    found = {name: getattr(verdict, name) for name in wanted}
+    return [f"{name} {found[name]!r}, not {what!r}" for name, what in wanted.items() if what not in (None, found[name])]
+
+
+@contextlib.contextmanager
+def on_cores(count: int | None) -> Iterator[None]:
+    """Lets this process, and those that it starts, use so many cores."""
+    before = os.sched_getaffinity(0)
+    if count is not None:
+        os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def compute_for_ever() -> None:
+    while os.getppid() != 1:
+        computing(None, 1)
+
+
+@contextlib.contextmanager
+def load_of(processes: int) -> Iterator[None]:
+    """So many processes that compute beside this one."""
+    fork = multiprocessing.get_context("fork")
+    started = [fork.Process(target=compute_for_ever, daemon=True) for _ in range(processes)]
+    for process in started:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pipelines", type=int, default=30)
+    parser.add_argument("--load", type=int, default=0, help="processes that compute beside it")
+    options = parser.parse_args()
+    right = 0
+    with load_of(options.load):
+        for number, case in enumerate(cases(options.seed, options.pipelines)):
+            verdict = verdict_on(case)
+            wrong = wrong_in(case, verdict)
+            right += not wrong
+            if wrong:
+                print(f"{number}: {'; '.join(wrong)}\n{case}\n{case.pipe}\n{verdict}\n", flush=True)
+    print(f"seed {options.seed}: {right} of {options.pipelines} right")
+    return 0 if right == options.pipelines else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
