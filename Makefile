@@ -112,7 +112,7 @@ endif
 
 # The extension relies on Python's lock, and says so (`gil_used`). That it compiles for a Python without one is looked at, too.
 .PHONY: lint
-lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
+lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, stubtest and the workflows of CI
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	PYO3_CONFIG_FILE="$(CURDIR)/tools/free-threaded.txt" CARGO_TARGET_DIR=target/free-threaded \
@@ -121,6 +121,14 @@ lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
+
+# By the schemas of their host, and by a reader of workflows that looks for holes.
+.PHONY: lint-workflows
+lint-workflows: setup
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{slow,wish,wrong}.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/zizmor --quiet --offline .github/workflows
 
 .PHONY: deny
 deny: ## Licences, sources and known holes of what is compiled in; needs cargo-deny
