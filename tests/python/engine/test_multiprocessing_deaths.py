@@ -495,13 +495,16 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
         assert sorted(dl) == list(range(9))
     asked = []
 
+    def kill_once_waited_for(server, pid):
+        wait_for(lambda: server._waiting)
+        os.kill(pid, signal.SIGKILL)
+
     def connection(server, descriptors):
         server.ensure_running()
-        os.kill(server._forkserver_pid, signal.SIGSTOP)  # or it may answer before it dies
-        answer = real_connection(server, descriptors)
         asked.append(server._forkserver_pid)
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        return answer
+        os.kill(asked[-1], signal.SIGSTOP)  # or it may answer before it dies
+        threading.Thread(target=kill_once_waited_for, args=(server, asked[-1])).start()
+        return real_connection(server, descriptors)
 
     real_connection = fork_server._Server.connection
     with (

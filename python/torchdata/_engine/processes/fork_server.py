@@ -20,9 +20,11 @@ import io
 import os
 import select
 import signal
+import socket
 import threading
 import time
-from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, spawn, util
+from collections.abc import Callable, Sequence
+from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
@@ -34,6 +36,35 @@ __all__ = ["ForkServerProcess"]
 
 #: Seconds between two looks at whether a signal has come.
 LOOK = 0.02
+_GONE = (
+    "the fork server has ended: see its output above. Either the program's main module has failed there, or "
+    f"{OUT_OF_TASKS}"
+)
+
+
+class _Awaited(connection.Connection):
+    """One whose words are waited for by a function.
+
+    Args:
+        descriptor: of a socket, which stays its owner's.
+        wait: called with it before each message.
+    """
+
+    def __init__(self, descriptor: int, wait: Callable[[int], None]) -> None:
+        super().__init__(descriptor)
+        self._wait = wait
+
+    def recv_bytes(self, maxlength: int | None = None) -> bytes:
+        self._wait(self.fileno())
+        return super().recv_bytes(maxlength)
+
+
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    read, write = os.pipe()
+    reading.callback(os.close, read)
+    writing.callback(os.close, write)
+    return read, write
 
 
 class _Server(forkserver.ForkServer):
@@ -60,27 +91,35 @@ class _Server(forkserver.ForkServer):
         Args:
             status: the descriptor from which the server tells it.
         """
+        try:
+            self._wait_for(status)
+            number: int = forkserver.read_signed(status)
+        except EOFError as error:
+            self._kill()  # it may take a while to end, and the next child needs another one
+            raise ConnectionResetError(errno.ECONNRESET, _GONE) from error
+        self.has_served = True
+        _Server.patience = LOOK
+        return number
+
+    def _wait_for(self, words: int) -> None:
+        """Waits until it says something, or has ended.
+
+        Args:
+            words: the descriptor from which that is read.
+
+        Raises:
+            StartGivenUp: a signal has come, and it has served nobody yet: it was ended.
+        """
         me = object()
-        gone = (
-            "the fork server has ended: see its output above. Either the program's main module has failed there, or "
-            f"{OUT_OF_TASKS}"
-        )
         self._waiting.add(me)
         until = time.monotonic() + self.patience
         try:
-            while not connection.wait([status], LOOK):
+            while not connection.wait([words], LOOK):
                 is_let = self.has_served or time.monotonic() < until
                 if interrupt_waits() and not is_let and self._waiting == {me}:
                     _Server.patience *= 2
                     self._kill()
                     raise StartGivenUp
-            number: int = forkserver.read_signed(status)
-            self.has_served = True
-            _Server.patience = LOOK
-            return number
-        except EOFError as error:
-            self._kill()  # it may take a while to end, and the next child needs another one
-            raise ConnectionResetError(errno.ECONNRESET, gone) from error
         finally:
             self._waiting.discard(me)
 
@@ -88,10 +127,33 @@ class _Server(forkserver.ForkServer):
         """Asks for a child; the descriptors of what is told of it, and of its orders."""
         try:
             status, orders = self.connect_to_new_process(descriptors)
-        except ConnectionError:  # it is about to end
+        except (ConnectionError, EOFError) as error:  # it has ended, or is about to
             self._kill()
-            raise
+            raise ConnectionResetError(errno.ECONNRESET, _GONE) from error
         return status, orders
+
+    def connect_to_new_process(self, fds: Sequence[int]) -> tuple[int, int]:
+        """multiprocessing's, which from Python 3.14 on waits in it: both sides show first that they have the key."""
+        self.ensure_running()
+        if (key := getattr(self, "_forkserver_authkey", None)) is None:
+            return super().connect_to_new_process(fds)
+        if len(fds) + 4 >= forkserver.MAXFDS_TO_SEND:
+            raise ValueError("too many fds")
+        with socket.socket(socket.AF_UNIX) as client, contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
+            client.connect(self._forkserver_address)  # type: ignore[attr-defined]
+            status, status_of_child = _pipe(kept, passed)
+            orders_of_child, orders = _pipe(passed, kept)
+            speaking = _Awaited(client.fileno(), self._wait_for)
+            try:
+                connection.answer_challenge(speaking, key)
+                connection.deliver_challenge(speaking, key)
+            finally:
+                speaking._detach()  # type: ignore[attr-defined]
+            alive = self._forkserver_alive_fd  # type: ignore[attr-defined]
+            told = [orders_of_child, status_of_child, alive, resource_tracker.getfd(), *fds]
+            reduction.sendfds(client, told)
+            kept.pop_all()
+            return status, orders
 
     def _kill(self) -> None:
         global _server
