@@ -28,7 +28,7 @@ NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", 
 #: What people search for, by the page that answers it; in the form in which the index has words.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
-    "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preempt",
+    "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
     "guides/ranks-changed": "rank gpu resum world",
     "guides/stateful": "statefuldataload",
@@ -195,11 +195,15 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
+#: Names that are the user's to define, though they begin like private ones, and one that an example makes up.
+DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
+
+
 def test_the_reference_shows_no_private_name(site: Path) -> None:
     shown = {}
     for page in (site / "reference").glob("*.html"):
         article = page.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
         words = re.sub(r"<[^>]+>", "", article)
         if found := re.findall(r"(?<![\w`.])(?:\w+\.)*_[a-z]\w+", words):
-            shown[page.name] = sorted(set(found))
-    assert shown == {}
+            shown[page.name] = set(found) - DEFINED
+    assert not {page: names for page, names in shown.items() if names}
