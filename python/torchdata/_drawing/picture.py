@@ -80,6 +80,12 @@ class _Curve:
     sideways: bool
 
 
+def _rightmost(curve: _Curve) -> float:
+    """Where a curve turns back: three quarters of the way to its middle points."""
+    ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
+    return ends + 0.75 * max(0.0, middles - ends)
+
+
 def _wide(lines: list[str]) -> float:
     return max(map(_cells, lines)) * _CHAR
 
@@ -107,7 +113,7 @@ class Picture:
         self._beside = 0  # curves that pass by other processes
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
         ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
-        right = max([self._right + 12 * self._beside, *ends])
+        right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: Group, arrows: list[Arrow], top: float) -> float:
@@ -167,8 +173,8 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # A curve comes three quarters as far as its middle points lie.
-        points = (start, *((x + (aside - x) / 0.75, y) for x, y in (start, end)), end)
+        # Bent so far that it is outside where the next process begins.
+        points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below its process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
