@@ -183,10 +183,10 @@ PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _
 test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(PYTEST)/portable.xml -n 2 --dist loadfile $(PORTABLE) $(ARGS)
 
-# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
-PYTHONS ?= 3.12 3.13
+# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.14 3.15" …
+PYTHONS ?= 3.12 3.13 3.14
 .PHONY: test-pythons
-test-pythons: wheel ## The loader's tests on CPython 3.12 and 3.13, with the wheel
+test-pythons: wheel ## The loader's tests on CPython 3.12 to 3.14, as far as they are installed, with the wheel
 	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
 
 # cargo calls a run without tests a success.

@@ -30,7 +30,7 @@ SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
-    "guides/ranks-changed": "rank gpu resum world",
+    "guides/ranks-changed": "rank gpus resum world",
     "guides/stateful": "statefuldataload",
     "guides/old-clients": "dgl graphbolt returnn torchtitan",
 }
