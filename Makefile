@@ -112,7 +112,7 @@ endif
 
 # The extension relies on Python's lock, and says so (`gil_used`). That it compiles for a Python without one is looked at, too.
 .PHONY: lint
-lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
+lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, stubtest and the workflows of CI
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	PYO3_CONFIG_FILE="$(CURDIR)/tools/free-threaded.txt" CARGO_TARGET_DIR=target/free-threaded \
@@ -121,6 +121,14 @@ lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
+
+# By the schemas of their host, and by a reader of workflows that looks for holes.
+.PHONY: lint-workflows
+lint-workflows: setup
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{slow,wish,wrong}.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/zizmor --quiet --offline .github/workflows
 
 .PHONY: deny
 deny: ## Licences, sources and known holes of what is compiled in; needs cargo-deny
@@ -175,10 +183,10 @@ PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _
 test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(PYTEST)/portable.xml -n 2 --dist loadfile $(PORTABLE) $(ARGS)
 
-# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
-PYTHONS ?= 3.12 3.13
+# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.14 3.15" …
+PYTHONS ?= 3.12 3.13 3.14
 .PHONY: test-pythons
-test-pythons: wheel ## The loader's tests on CPython 3.12 and 3.13, with the wheel
+test-pythons: wheel ## The loader's tests on CPython 3.12 to 3.14, as far as they are installed, with the wheel
 	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
 
 # cargo calls a run without tests a success.

@@ -19,6 +19,7 @@ myst_heading_anchors = 3
 
 # Reference
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what a base says of a method stands with the base
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

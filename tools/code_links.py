@@ -30,6 +30,9 @@ _PUBLIC = {
 }
 _PUBLIC |= set(vars(builtins)) | {"MapDataPipe"}
 
+#: Attributes by which the package's own pipes speak to it.
+_PLUMBING = {"counterpart", "item_attributes", "iteration_state"}
+
 
 class CodeLinks(SphinxPostTransform):
     """Makes code that names a public object a link to it."""
@@ -90,6 +93,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
+    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # a private parameter
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
         for line in lines
@@ -106,9 +110,26 @@ def without_private(app: Sphinx, name: str, value: Any, options: Any, bases: lis
     bases[:] = public or [object]
 
 
+def without_plumbing(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out members that are nobody's but the package's."""
+    return True if name in _PLUMBING else None
+
+
+def public_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, arguments: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Leaves out private parameters, and the names of private functions that are defaults."""
+    if arguments is not None:
+        arguments = re.sub(r", _\w+(: [^,()]+)?(?=[,)])", "", arguments)
+        arguments = re.sub(r"= _\w+", "= ...", arguments)
+    return arguments, returned
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers both."""
+    """Registers them."""
     app.connect("autodoc-process-docstring", markup, priority=100)  # before the sections are parsed
     app.connect("autodoc-process-bases", without_private)
+    app.connect("autodoc-process-signature", public_signature)
+    app.connect("autodoc-skip-member", without_plumbing)
     app.add_post_transform(CodeLinks)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

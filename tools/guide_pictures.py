@@ -6,6 +6,7 @@ Role: for whoever changes the guide or how loaders are drawn. Their numbers are 
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import sys
 import tempfile
@@ -28,7 +29,7 @@ def main() -> None:
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
             # Where the functions stand in the guide's program says nothing to its readers.
-            text = picture.read_text(encoding="utf-8").replace("slow-loader_0.py", "train.py")
+            text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")
 

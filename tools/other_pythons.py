@@ -61,7 +61,7 @@ def run_tests(python: str, wheel: Path, folder: Path, arguments: list[str]) -> i
 def main() -> int:
     """Runs the tests on each version that is installed; 0 where all have passed."""
     parser = argparse.ArgumentParser(description="Runs the loader's tests on other versions of CPython.")
-    parser.add_argument("--versions", nargs="+", default=["3.12", "3.13"], metavar="X.Y")
+    parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14"], metavar="X.Y")
     parser.add_argument("--folder", type=Path, default=ROOT / ".pythons", help="of the virtual environments")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind `--`; the loader's tests if none")

@@ -38,7 +38,7 @@ class Arrow:
 
 @dataclass
 class Group:
-    """The pipes of a process, or of several that do the same; those of one column stand below each other."""
+    """The pipes of a process, or of several that do the same; those of a lower column stand above."""
 
     title: str
     nodes: list[Node]

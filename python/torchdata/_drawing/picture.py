@@ -1,11 +1,13 @@
 """Pictures of graphs, drawn without any program: where everything lies, and then SVG of it.
 
-Role: a column for each process, from left to right as items go; in it the pipes from top to bottom.
+Role: processes lie below each other, in the order in which items go, and so do the pipes in each of them: a picture is
+no wider than a phone, unless a graph has branches. Colors are those of the page around it, and tints.
 """
 
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass
 from html import escape
@@ -15,20 +17,43 @@ from torchdata._drawing.graph import Arrow, Graph, Group, Node
 __all__ = ["Picture", "color_of"]
 
 _CHAR, _LINE, _PAD = 6.7, 15, 8  # of 11 pixel type
-_GAP_X, _GAP_Y, _GROUP_GAP = 26, 40, 150
-#: From cold to hot.
-_HEAT = ((255, 255, 255), (254, 232, 200), (253, 187, 132), (239, 101, 72))
-_FILL = {"source": "#dbe9f6", "end": "#e2f0d9", "waits": "#eeeeee", "": "#ffffff"}
+_GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
+_LONGEST = 44  # characters of a line
+_HOT, _HOTTEST = "#ef6548", 0.8
+#: What kinds of pipes are tinted with, and how much.
+_TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
+#: A picture that is a document of its own has a ground, and follows the reader's mode. In a page it takes the page's.
+_STYLE = (
+    "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
+    "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
+)
+
+
+def _tint_of(node: Node) -> tuple[str, float]:
+    """What a pipe is tinted with, and how much: by its share of the work, else by its kind."""
+    if node.heat is None:
+        return _TINTS[node.kind]
+    return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
 
 
 def color_of(node: Node) -> str:
-    """The color that a pipe is filled with: by its share of the work, else by its kind."""
-    if node.heat is None:
-        return _FILL[node.kind]
-    place = min(1.0, max(0.0, node.heat)) * (len(_HEAT) - 1)
-    low = min(int(place), len(_HEAT) - 2)
-    mixed = (round(a + (b - a) * (place - low)) for a, b in zip(_HEAT[low], _HEAT[low + 1], strict=True))
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    """The tint of a pipe on white ground."""
+    color, strength = _tint_of(node)
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
+
+
+def _cells(text: str) -> int:
+    """How many characters of type a text is wide."""
+    return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
+
+
+def _shortened(text: str) -> str:
+    """The text, cut in its middle where it would make the picture wider than a phone."""
+    if _cells(text) <= _LONGEST:
+        return text
+    kept = _LONGEST // 2 if _cells(text) > len(text) else _LONGEST
+    return f"{text[: kept * 2 // 3]}…{text[1 - kept // 3 :]}"
 
 
 @dataclass
@@ -38,7 +63,7 @@ class _Box:
     width: float
     height: float
     lines: list[str]
-    fill: str = "#ffffff"
+    tint: tuple[str, float]
     dashed: bool = False
 
     @property
@@ -52,6 +77,17 @@ class _Curve:
     label: str
     label_at: tuple[float, float]
     dashed: bool
+    sideways: bool
+
+
+def _rightmost(curve: _Curve) -> float:
+    """Where a curve turns back: three quarters of the way to its middle points."""
+    ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
+    return ends + 0.75 * max(0.0, middles - ends)
+
+
+def _wide(lines: list[str]) -> float:
+    return max(map(_cells, lines)) * _CHAR
 
 
 class Picture:
@@ -64,19 +100,24 @@ class Picture:
     def __init__(self, graph: Graph) -> None:
         self._boxes: dict[int, _Box] = {}
         self._frames: list[_Box] = []
-        x = height = 10.0
-        for column in sorted({group.column for group in graph.groups}):
-            top, widest = 10.0, 0.0
-            for group in (group for group in graph.groups if group.column == column):
-                width, bottom = self._place(group, graph.arrows, x, top)
-                top, widest = bottom + _GAP_X, max(widest, width)
-                height = max(height, bottom)
-            x += widest + _GROUP_GAP
+        self._row_of: dict[int, int] = {}  # which group a node is in, from above
+        self._top_of: dict[int, float] = {}  # and where that begins
+        groups = sorted(graph.groups, key=lambda group: group.column)
+        bottom = float(_MARGIN)
+        for number, group in enumerate(groups):
+            top = bottom + _GROUP_GAP * (number > 0)
+            self._row_of.update((node.key, number) for node in group.nodes)
+            self._top_of.update((node.key, top) for node in group.nodes)
+            bottom = self._place(group, graph.arrows, top)
+        self._right = self._centre()
+        self._beside = 0  # curves that pass by other processes
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
-        self.width, self.height = max(40, round(x - _GROUP_GAP + 10)), round(height + 10)
+        ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
+        right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
+        self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
-    def _place(self, group: Group, arrows: list[Arrow], x: float, top: float) -> tuple[float, float]:
-        """Places a group's nodes, each just above those that read it; returns its width and its lower end."""
+    def _place(self, group: Group, arrows: list[Arrow], top: float) -> float:
+        """Places a group's nodes around a line at 0, each just above those that read it; returns its lower end."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
@@ -85,54 +126,71 @@ class Picture:
                 rank[tail] = min(rank[tail], rank[head] - 1)
         rows: dict[int, list[_Box]] = defaultdict(list)
         for node in group.nodes:
-            lines = [node.title, *node.lines]
-            width = max(len(line) for line in lines) * _CHAR + 2 * _PAD
-            box = _Box(0, 0, width, len(lines) * _LINE + _PAD, lines, color_of(node), node.kind == "waits")
+            lines = [_shortened(line) for line in (node.title, *node.lines)]
+            size = (_wide(lines) + 2 * _PAD, len(lines) * _LINE + _PAD)
+            box = _Box(0, 0, *size, lines, _tint_of(node), node.kind == "waits")
             self._boxes[node.key] = box
             rows[rank[node.key]].append(box)
-        frame = 10 if group.title else 0
+        title = [_shortened(line) for line in group.title.split(": ", 1)] if group.title else []
+        frame = 10 if title else 0
         total = max(sum(box.width + _GAP_X for box in row) - _GAP_X for row in rows.values())
-        total = max(total, len(group.title) * _CHAR)
-        y = top + frame + (_LINE if group.title else 0)
+        total = max(total, _wide(title) if title else 0)
+        y = top + frame + _LINE * len(title)
         for _, row in sorted(rows.items()):
-            left = x + frame + (total - sum(box.width + _GAP_X for box in row) + _GAP_X) / 2
+            left = (_GAP_X - sum(box.width + _GAP_X for box in row)) / 2
             for box in row:
                 box.x, box.y = left, y
                 left += box.width + _GAP_X
             y += max(box.height for box in row) + _GAP_Y
         bottom = y - _GAP_Y + frame
-        if group.title:
-            self._frames.append(_Box(x, top, total + 2 * frame, bottom - top, [group.title], "#fafafa"))
-        return total + 2 * frame, bottom
+        if title:
+            half = total / 2 + frame
+            self._frames.append(_Box(-half, top, 2 * half, bottom - top, title, ("#888888", 0.06)))
+        return bottom
+
+    def _centre(self) -> float:
+        """Moves all to the right of the margin; returns where it ends."""
+        placed = [*self._boxes.values(), *self._frames]
+        shift = _MARGIN - min((box.x for box in placed), default=0.0)
+        for box in placed:
+            box.x += shift
+        return max((box.x + box.width for box in placed), default=0.0)
 
     def _curve(self, arrow: Arrow) -> _Curve:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
-        if arrow.crosses:
-            start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x, head.y + head.height / 2)
-            bend = max(40.0, (end[0] - start[0]) / 2)
-            points = (start, (start[0] + bend, start[1]), (end[0] - bend, end[1]), end)
-            aside = 16 if start[1] >= end[1] else -7  # where the curve does not go
-            label_at = (start[0] + 8, start[1] + aside)
-        else:
-            start, end = (tail.middle, tail.y + tail.height), (head.middle, head.y)
-            bend = (end[1] - start[1]) / 2
-            points = (start, (start[0], start[1] + bend), (end[0], end[1] - bend), end)
-            label_at = ((start[0] + end[0]) / 2 + 6, (start[1] + end[1]) / 2 + 4)
-        return _Curve(points, arrow.label, label_at, arrow.crosses)
+        if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
+            return self._curve_beside(arrow, tail, head)
+        # One from another process ends where this one begins, as its words stand before its pipes.
+        start = (tail.middle, tail.y + tail.height)
+        end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
+        bend = (end[1] - start[1]) / 2
+        points = (start, (start[0], start[1] + bend), (end[0], end[1] - bend), end)
+        label_at = ((start[0] + end[0]) / 2 + 6, (start[1] + end[1]) / 2 + (9 if arrow.crosses else 4))
+        return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=False)
+
+    def _curve_beside(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
+        """An arrow that goes to the right of the processes between its ends."""
+        self._beside += 1
+        aside = self._right + 12 * self._beside - 4
+        start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
+        # Bent so far that it is outside where the next process begins.
+        points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
+        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below its process
+        return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:
         """The picture as an SVG document."""
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" font-family="monospace" font-size="11">',
-            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>',
+            f'{_STYLE}<rect class="ground" width="{self.width}" height="{self.height}" fill="none"/>',
         ]
         for frame in self._frames:
-            parts.append(_svg_box(frame, "#bbbbbb", bold_first=False))
+            parts.append(_svg_box(frame, 0.35))
         for curve in self._curves:
             parts.append(_svg_curve(curve))
         for box in self._boxes.values():
-            parts.append(_svg_box(box, "#555555", bold_first=True))
+            parts.append(_svg_box(box, 0.8))
         return "\n".join([*parts, "</svg>"])
 
     def _repr_svg_(self) -> str:
@@ -152,19 +210,26 @@ class Picture:
             file.write(self.svg())
 
 
-def _svg_box(box: _Box, stroke: str, *, bold_first: bool) -> str:
+def _svg_box(box: _Box, line: float) -> str:
+    """A box, its first line in bold; `line` is how strong its border is."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
+    color, strength = box.tint
     parts = [
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="4" '
-        f'fill="{box.fill}" stroke="{stroke}"{dash}/>'
+        f'fill="{color}" fill-opacity="{strength:.2f}" stroke="currentColor" stroke-opacity="{line}"{dash}/>'
     ]
-    for number, line in enumerate(box.lines):
-        weight = ' font-weight="bold"' if bold_first and number == 0 else ""
+    for number, text in enumerate(box.lines):
+        weight = ' font-weight="bold"' if number == 0 else ""
         parts.append(
-            f'<text x="{box.x + _PAD:.1f}" y="{box.y + 13 + _LINE * number:.1f}" fill="#222222"{weight}>'
-            f"{escape(line)}</text>"
+            f'<text x="{box.x + _PAD:.1f}" y="{box.y + 13 + _LINE * number:.1f}" fill="currentColor"{weight}'
+            f"{_as_wide_as_reckoned(text)}>{escape(text)}</text>"
         )
     return "".join(parts)
+
+
+def _as_wide_as_reckoned(text: str) -> str:
+    """Attributes by which a text is no wider than its box was made for, whatever type is used."""
+    return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 
 def _svg_curve(curve: _Curve) -> str:
@@ -174,16 +239,16 @@ def _svg_curve(curve: _Curve) -> str:
     corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in _head(curve))
     x, y = curve.label_at
     label = (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="#555555" stroke="#ffffff" stroke-width="3" paint-order="stroke">'
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="currentColor" fill-opacity="0.85"{_as_wide_as_reckoned(curve.label)}>'
         f"{escape(curve.label)}</text>"
     )
     return (
-        f'<path d="{path}" fill="none" stroke="#555555"{dash}/><polygon points="{corners}" fill="#555555"/>'
-        f"{label if curve.label else ''}"
+        f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.7"{dash}/>'
+        f'<polygon points="{corners}" fill="currentColor" fill-opacity="0.7"/>{label if curve.label else ""}'
     )
 
 
 def _head(curve: _Curve) -> list[tuple[float, float]]:
     """The corners of the arrow's head."""
-    (x, y), sideways = curve.points[3], curve.dashed
-    return [(x, y), (x - 8, y - 4), (x - 8, y + 4)] if sideways else [(x, y), (x - 4, y - 8), (x + 4, y - 8)]
+    x, y = curve.points[3]
+    return [(x, y), (x + 8, y - 4), (x + 8, y + 4)] if curve.sideways else [(x, y), (x - 4, y - 8), (x + 4, y - 8)]

@@ -661,8 +661,8 @@ class DataLoader2(Finalized, Generic[T_co]):
     def progress(self, **options: Any) -> Progress[T_co]:
         """Iterates over an epoch and shows how it goes: items a second, how much is done, how long is waited.
 
-        The bar is `tqdm`'s, or where that is not installed `rich`'s. There is none where there is no terminal, so that
-        logs stay clean, nor where neither is installed.
+        The bar is `tqdm`'s, or where that is not installed `rich`'s, which asks for ipywidgets in notebooks. Terminals
+        and notebooks show it. There is none elsewhere, so that logs stay clean, nor where neither is installed.
 
         Args:
             options: `description` (text before the bar), `file` (where it goes instead of stderr), `interval` (seconds

@@ -115,6 +115,7 @@ def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(
         "http://host/file",
         "HTTP Error 404: Not Found",
     )
+    caught.value.close()  # from Python 3.14 on it warns where nobody does
 
 
 def test_an_exception_of_a_local_class_names_it():

@@ -155,6 +155,7 @@ def starts_programs(x):
 
 
 def test_programs_that_a_worker_starts_do_no_harm():
+    pytest.importorskip("torch", reason="StatefulDataLoader is a loader of it")
     with FAMILIES["StatefulDataLoader"]("fork", starts_programs, 4) as items:
         assert list(items) == [(x, x) for x in range(4)]
 

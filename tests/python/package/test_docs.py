@@ -228,8 +228,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 )
 def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     examples = doc_blocks.examples(page)
-    for package in ("torch", "accelerate"):
-        if any(re.search(rf"^(import|from) {package}\b", one.block.code, re.M) for one in examples):
+    for package in ("torch", "accelerate", "jax"):
+        if any(re.search(rf"^ *(import|from) {package}\b", one.block.code, re.M) for one in examples):
             pytest.importorskip(package, reason=f"{page.name} shows how to use it")
     for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
         place = f"{page}, line {example.block.line}"

@@ -45,3 +45,13 @@ def test_an_example_learns(name: str) -> None:
     assert accuracies[-1] > 85, run.stdout
     steps = [int(found) for found in re.findall(r"(\d+) steps on each rank", run.stdout)]
     assert steps == ([45] * 5 if "ranks" in name else [])
+
+
+@pytest.mark.parametrize(("name", "package"), [("dgl_graphbolt.py", "dgl"), ("torchtitan_loader.py", "torchtitan")])
+def test_a_loader_of_another_project_runs_on_this_package(name: str, package: str) -> None:
+    """Where that project is installed, which the tests do not ask for."""
+    pytest.importorskip(package, reason="it is what is tried")
+    command = [sys.executable, str(EXAMPLES / "clients" / name)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
+    assert run.returncode == 0, run.stderr
+    assert re.findall(r": (True|False)$", run.stdout, re.M) == ["True", "True"]

@@ -25,6 +25,17 @@ FETCHING = {"src", "srcset", "data", "poster", "background"}
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
+#: What people search for, by the page that answers it; in the form in which the index has words.
+SEARCHED = {
+    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
+    "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
+    "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
+    "guides/ranks-changed": "rank gpus resum world",
+    "guides/stateful": "statefuldataload",
+    "guides/old-clients": "dgl graphbolt returnn torchtitan",
+}
+
+
 class Page(HTMLParser):
     """The references of a page."""
 
@@ -118,6 +129,8 @@ def test_the_search_has_an_index_of_all_guides_and_pipes_that_needs_no_server(
 
     assert "guides/workers" in pages_with("dispatch")
     assert "guides/errors" in pages_with("hang")
+    for page, words in SEARCHED.items():
+        assert not [word for word in words.split() if page not in pages_with(word)], page
     objects = {f"{prefix}.{entry[4]}" for prefix, entries in index["objects"].items() for entry in entries}
     assert {"torchdata.datapipes.iter.Batcher", "torchdata.dataloader2.DataLoader2"} <= objects
 
@@ -172,3 +185,25 @@ def test_the_picture_of_a_pipe_shows_what_the_pipe_does_and_fits_a_phone(
     assert all(re.fullmatch(r"none|currentColor|hsl\(\d+ 75% 50%\)", colour) for colour in colours), (
         "another colour may be unreadable on light or on dark ground"
     )
+
+
+def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Page], site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    entries = re.findall(r'<a class="reference internal" href="([^"]+)">([^<]+)</a>', text)
+    assert ("guides/stateful.html", "StatefulDataLoader") in entries
+    assert ("guides/nodes.html", "Nodes") in entries
+    assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
+
+
+#: Names that are the user's to define, though they begin like private ones, and one that an example makes up.
+DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
+
+
+def test_the_reference_shows_no_private_name(site: Path) -> None:
+    shown = {}
+    for page in (site / "reference").glob("*.html"):
+        article = page.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+        words = re.sub(r"<[^>]+>", "", article)
+        if found := re.findall(r"(?<![\w`.])(?:\w+\.)*_[a-z]\w+", words):
+            shown[page.name] = set(found) - DEFINED
+    assert not {page: names for page, names in shown.items() if names}

@@ -1,4 +1,4 @@
-"""`loader.progress()` in a terminal, and silent where there is none."""
+"""`loader.progress()` in a terminal and in a notebook, and silent where there is neither."""
 
 from __future__ import annotations
 
@@ -115,6 +115,31 @@ def test_nothing_is_written_where_there_is_no_terminal(
     monkeypatch.setattr(sys, "stderr", None)  # as under pythonw
     assert list(loader.progress()) == list(range(5))
     assert (file.getvalue(), *capfd.readouterr()) == ("", "", "")
+
+
+CELL = """
+import time
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+bar = DataLoader2(IterableWrapper(range(20)).map(lambda item: time.sleep(0.02))).progress(interval=0.1)
+print(sum(1 for _ in bar))
+"""
+
+
+@pytest.mark.filterwarnings("default")  # the libraries that run notebooks have warnings of their own
+def test_a_notebook_shows_the_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="it runs notebooks")
+    nbformat = pytest.importorskip("nbformat", reason="it makes notebooks")
+    pytest.importorskip("ipykernel", reason="it runs the cells of notebooks")
+    pytest.importorskip("tqdm", reason="it is an extra")
+    monkeypatch.setenv("PYTHONPATH", str(Path(torchdata.__file__).resolve().parents[1]))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
+    outputs = notebook.cells[0].outputs
+    written = {name: "".join(one["text"] for one in outputs if one["name"] == name) for name in ("stdout", "stderr")}
+    assert written["stdout"] == "20\n"
+    assert re.search(r"20/20 .*item/s, \d+ % waiting", written["stderr"].splitlines()[-1])
 
 
 class Screen(io.StringIO):

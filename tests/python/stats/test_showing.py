@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchdata._drawing.graph import Graph, Group, Node
+from torchdata._drawing.graph import Arrow, Graph, Group, Node
 from torchdata._drawing.picture import Picture, color_of
 from torchdata._observe.show import table
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
@@ -117,8 +117,8 @@ def texts(svg: str) -> list[str]:
 def test_the_picture_of_a_loader_shows_processes_rates_and_own_times(loader: Any) -> None:
     svg = loader.picture().svg()
     words = texts(svg)
-    titles = [word for word in words if ": busy " in word]
-    assert [title.partition(":")[0] for title in titles] == ["the dispatching process", "2 workers", "main"]
+    titled = [words[place - 1] for place, word in enumerate(words) if word.startswith("busy ")]
+    assert titled == ["the dispatching process", "2 workers", "main"]
     assert any(re.fullmatch(r"own [\d.]+ (ms|µs) an item", word) for word in words)
     assert sum(bool(re.fullmatch(r"[\d.]+( k)?/s", word)) for word in words) == 6, "within processes"
     assert sum(bool(re.fullmatch(r"[\d.]+( k)?/s, .*B/s", word)) for word in words) == 2, "between them"
@@ -134,7 +134,7 @@ def test_the_hottest_pipe_is_the_one_that_works_most(loader: Any) -> None:
     assert hottest.heat is not None
     assert 0.8 * busy < hottest.heat <= busy
     assert sum(node.heat or 0.0 for node in workers) == pytest.approx(busy)
-    assert {color_of(node) for node in workers if node.kind == "waits"} == {"#eeeeee"}
+    assert {color_of(node) for node in workers if node.kind == "waits"} == {"#e7e7e7"}
 
 
 def few_or_many(item: int) -> range:
@@ -158,7 +158,7 @@ def test_hotter_pipes_are_redder() -> None:
     colors = [color_of(Node("", [], heat)) for heat in (0.0, 0.25, 0.5, 0.75, 1.0)]
     greens = [int(color[3:5], 16) for color in colors]
     assert greens == sorted(greens, reverse=True)
-    assert (colors[0], colors[-1]) == ("#ffffff", "#ef6548")
+    assert (colors[0], colors[-1]) == ("#ffffff", "#f2846d")
 
 
 def test_boxes_lie_apart_and_within_the_picture(loader: Any) -> None:
@@ -176,12 +176,14 @@ def test_boxes_lie_apart_and_within_the_picture(loader: Any) -> None:
 
 
 def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:
+    nodes = loader.stats()._torchdata_graph().groups[1].nodes
     picture = loader.picture()
     picture.save(tmp_path / "loader.svg")
     root = ElementTree.parse(tmp_path / "loader.svg").getroot()
     assert (root.get("width"), root.get("height")) == (str(picture.width), str(picture.height))
-    hot = color_of(max(loader.stats()._torchdata_graph().groups[1].nodes, key=lambda node: node.heat or 0.0))
-    assert hot in {box.get("fill") for box in root.iter("{http://www.w3.org/2000/svg}rect")}
+    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    hot = [float(box.get("fill-opacity", "")) for box in boxes if box.get("fill") == "#ef6548"]
+    assert max(hot) == pytest.approx(0.8 * max(node.heat or 0.0 for node in nodes), abs=0.01)
     with pytest.raises(ValueError, match=r"saved as \.svg, not as"):
         picture.save(tmp_path / "loader.png")
 
@@ -190,6 +192,36 @@ def test_what_is_drawn_is_escaped() -> None:
     graph = Graph()
     graph.add(Group("<b>&", [Node("</text><script>", ['"quoted"'])]))
     assert texts(Picture(graph).svg()) == ["<b>&", "</text><script>", '"quoted"']
+
+
+def test_a_picture_fits_a_phone_also_with_long_and_wide_words(loader: Any) -> None:
+    graph = Graph()
+    for column, title in enumerate(("dispatching", "workers", "main")):
+        graph.add(Group(f"{title}: busy", [Node("Mapper(" + "a_long_name" * 9 + ")", ["日本語" * 20, "x"])], column))
+    graph.arrows.append(Arrow(0, 1, "1000 k/s, 1000.1 KiB/s", crosses=True))
+    graph.arrows.append(Arrow(1, 2, "1000 k/s, 1000.1 KiB/s", crosses=True))
+    drawn = Picture(graph)
+    assert max(drawn.width, loader.picture().width) <= 400
+    assert all(text.endswith(")") for text in texts(drawn.svg()) if text.startswith("Mapper")), "cut in the middle"
+    widest = max(float(length) for length in re.findall(r'textLength="([\d.]+)"', drawn.svg()))
+    assert widest < min(box.width for box in drawn._boxes.values())
+
+
+def test_a_picture_has_the_colors_of_the_page_and_of_the_reader_s_mode_where_it_is_alone(loader: Any) -> None:
+    root = ElementTree.fromstring(loader.picture().svg())
+    by_tag: dict[str, list[ElementTree.Element]] = {}
+    for element in root.iter():
+        by_tag.setdefault(element.tag.rpartition("}")[2], []).append(element)
+    assert {text.get("fill") for text in by_tag["text"]} == {"currentColor"}
+    assert {line.get("stroke") for line in (*by_tag["path"], *by_tag["rect"][1:])} == {"currentColor"}
+    ground, *boxes = by_tag["rect"]
+    assert ground.get("fill") == "none"
+    assert all(float(box.get("fill-opacity", "1")) <= 0.8 for box in boxes), "the page's ground is seen through"
+    style = by_tag["style"][0].text or ""
+    assert "@media(prefers-color-scheme:dark)" in style
+    selectors = re.findall(r"([\w:>. -]+)\{[^{}]*\}", style)
+    assert len(selectors) == 4
+    assert all(one.startswith("svg:root") for one in selectors), "in a page another element is the root"
 
 
 def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any) -> None:
@@ -261,7 +293,7 @@ def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None
           return place.width > 0 && place.left >= box.left && place.right <= box.right + 1;
         });
         const boxes = [...svg.querySelectorAll("rect")].map(rect => rect.getBoundingClientRect());
-        const fits = [...svg.querySelectorAll("text")].filter(text => text.getAttribute("fill") == "#222222")
+        const fits = [...svg.querySelectorAll("text")].filter(text => !text.hasAttribute("fill-opacity"))
           .every(text => {
             const place = text.getBoundingClientRect();
             return boxes.slice(1).some(box => place.left >= box.left && place.right <= box.right + 1);

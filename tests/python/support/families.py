@@ -1,12 +1,20 @@
-"""The three families that start worker processes, opened alike: what holds of processes and signals holds of each."""
+"""The three families that start worker processes, opened alike: what holds of processes and signals holds of each.
+
+Two of them need PyTorch, and are left out where that is not installed.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.nodes import IterableWrapper as Source
-from torchdata.nodes import Loader, ParallelMapper
-from torchdata.stateful_dataloader import StatefulDataLoader
+
+TORCH = importlib.util.find_spec("torch") is not None
+if TORCH:
+    from torchdata.nodes import IterableWrapper as Source
+    from torchdata.nodes import Loader, ParallelMapper
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: How many workers each of them starts.
 WORKERS = 2
@@ -75,4 +83,6 @@ def nodes(method, function=identity, count=20):
     return Opened(Loader(node), lambda _: node.shutdown())
 
 
-FAMILIES = {"DataLoader2": dataloader2, "StatefulDataLoader": stateful, "ParallelMapper": nodes}
+FAMILIES = {"DataLoader2": dataloader2}
+if TORCH:
+    FAMILIES |= {"StatefulDataLoader": stateful, "ParallelMapper": nodes}

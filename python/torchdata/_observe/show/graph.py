@@ -1,4 +1,4 @@
-"""The picture of a loader: its processes from left to right, their pipes, and what flows between them.
+"""The picture of a loader: its processes from above to below, their pipes, and what flows between them.
 
 Role: turns statistics into nodes and arrows. Workers that run the same pipes are one group, of which each number is
 the sum or the mean.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: From left to right.
+#: From above to below.
 _COLUMNS = ("dispatching", "worker", "main")
 #: Few workers of which one has so many times the items of another are drawn one by one.
 _DRAWN_APART, _UNEVEN = 4, 1.5
@@ -28,7 +28,7 @@ _End = tuple["Node", "list[ProcessStats]"]
 
 
 def graph_of_stats(stats: LoaderStats) -> Graph:
-    """The graph of a loader's processes: the dispatching process, the workers, main, from left to right."""
+    """The graph of a loader's processes: the dispatching process, the workers, main, from above to below."""
     graph = Graph()
     ends: list[_End] = []
     for processes in _alike(stats):

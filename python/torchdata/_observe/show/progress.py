@@ -1,7 +1,8 @@
 """`loader.progress()`: a bar over an epoch that says how fast items come, and how long is waited for them.
 
 Role: wraps the loader's iterator in main. The bar is tqdm's or rich's; the waits are those that the loader counts,
-looked at now and then. Where nobody watches, nothing is drawn, and an item costs what it costs without.
+looked at now and then. Where nobody watches, at a terminal or in a notebook, nothing is drawn, and an item costs what
+it costs without.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Progress(Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         items = iter(self._loader)
         file = sys.stderr if self._file is None else self._file
-        bar = self._bar(file) if file is not None and file.isatty() else None
+        bar = self._bar(file) if file is not None and _is_watched(file) else None
         return items if bar is None else self._shown(items, bar)
 
     def _bar(self, file: IO[str]) -> _Bar | None:
@@ -97,6 +98,12 @@ class Progress(Generic[T_co]):
         finally:
             bar.advance(count, None)
             bar.close()
+
+
+def _is_watched(file: IO[str]) -> bool:
+    """Whether a terminal or a notebook's cell shows at once what is written there."""
+    kernel = sys.modules.get("ipykernel.iostream")
+    return file.isatty() or (kernel is not None and isinstance(file, kernel.OutStream))
 
 
 class _Tqdm:

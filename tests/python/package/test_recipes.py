@@ -1,0 +1,87 @@
+"""The recipes that a page cannot run: on ranks, with a bucket, by libraries that have warnings of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import doc_blocks
+import torchdata
+from ranks import environment_of_ranks
+from s3_server import ENVIRONMENT, fill, s3_server
+
+RECIPES = Path(__file__).resolve().parents[3] / "docs" / "recipes"
+pytestmark = pytest.mark.alone
+
+
+def recipe(page: str, words: str) -> str:
+    """The program of a page that has these words."""
+    [code] = [
+        block.code for block in doc_blocks.blocks(RECIPES / page) if block.language == "python" and words in block.code
+    ]
+    return code
+
+
+def run(code: str, folder: Path, *launcher: str, **environment: str) -> str:
+    """What the program prints."""
+    (folder / "train.py").write_text(code)
+    path = str(Path(torchdata.__file__).resolve().parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", *launcher, "train.py"],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the recipe is for it")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = run(recipe("training.md", "DistributedDataParallel(torch"), tmp_path, *launcher, **environment_of_ranks())
+    steps = re.findall(r"rank (\d): (\d) steps", printed)
+    assert sorted(rank for rank, _ in steps) == ["0", "0", "1", "1"]
+    assert len({count for _, count in steps}) == 1
+
+
+def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
+    """In one process, as both take seconds to import."""
+    pytest.importorskip("lightning", reason="a recipe is for it")
+    pytest.importorskip("transformers", reason="a recipe is for it")
+    both = recipe("training.md", "lightning.Trainer") + recipe("training.md", "MyTrainer")
+    assert re.findall(r"(\d+) steps", run(both, tmp_path)) == ["16", "8"]
+
+
+CONTENTS = {".txt": b"text", ".cls": b"7"}
+
+
+def shard(keys: list[str]) -> bytes:
+    """A tar of a text and a class for each key."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as tar:
+        for name, content in [(f"{key}{end}", text) for key in keys for end, text in CONTENTS.items()]:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:
+    pytest.importorskip("moto", reason="a server of S3")
+    pytest.importorskip("obstore", reason="it is an extra")
+    shards = {f"train/{number}.tar": shard([f"{number}0", f"{number}1"]) for number in range(3)}
+    with s3_server() as endpoint:
+        fill(endpoint, {"bucket": shards}).close()
+        printed = run(recipe("data.md", "list_files_by_s3"), tmp_path, **ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
+    keys = re.findall(r"train/\d\.tar/(\d\d) text 7", printed)
+    assert sorted(keys) == ["00", "01", "10", "11", "20", "21"]
