@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from multiprocessing import process as multiprocessing_process
 from multiprocessing import reduction
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -34,6 +35,7 @@ __all__ = [
     "note_pipes",
     "pickle_graph",
     "started_processes",
+    "take_off_list",
     "unpack",
     "warn_of_lacks",
     "why_unpicklable",
@@ -71,6 +73,11 @@ def _behind(descriptor: int) -> tuple[int, int]:
 def started_processes() -> list[BaseProcess]:
     """All child processes of all loaders here, as far as they are in use."""
     return list(_started)
+
+
+def take_off_list(process: BaseProcess) -> None:
+    """Has multiprocessing forget a process, which its exit handler would end or wait for."""
+    multiprocessing_process._children.discard(process)  # type: ignore[attr-defined]
 
 
 def close_inherited_pipes() -> None:

@@ -35,13 +35,13 @@ from multiprocessing import get_context, spawn, util
 from typing import Any
 
 from torchdata._engine.processes.bootstrap import PREFIX, ChildName
-from torchdata._engine.processes.crossing import Parcel
+from torchdata._engine.processes.crossing import Parcel, take_off_list
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED
 from torchdata._engine.processes.fork import ForkedChild
 from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONGEST, REFUSAL, serve
 from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits
 from torchdata._engine.processes.pidfd import Pidfd, is_ready
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.shutdown import KILLED, ChildProcess
 from torchdata._engine.processes.start import start_all
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
@@ -61,7 +61,7 @@ _STUCK = (
 )
 #: Seconds within which it has to answer, once it is up. Forking a process of hundreds of GB takes some.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: How long the forking process may take to end.
+#: How long the forking process may take to end by itself.
 _ENDING = 1.0
 
 
@@ -98,7 +98,7 @@ class Forker:
             raise
         finally:
             theirs.close()
-        # Before multiprocessing waits, at interpreter exit, for the processes that it has started.
+        # Behind all exit handlers, which end loaders, too.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -130,13 +130,14 @@ class Forker:
         """
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
-            context, options = get_context("spawn"), {"preload": list(preload)}
-            arguments = (theirs, os.getpid())
-            process = ChildProcess(
-                context.Process(target=serve, args=arguments, kwargs=options, name=ChildName(_PROCESS_NAME)), _NAME
+            arguments, options = (theirs, os.getpid()), {"preload": list(preload)}
+            process = get_context("spawn").Process(
+                target=serve, args=arguments, kwargs=options, name=ChildName(_PROCESS_NAME)
             )
-            process.start()
-            return process
+            child = ChildProcess(process, _NAME)
+            child.start()
+            take_off_list(process)  # a program that waits for its children is not to wait for it
+            return child
 
         return cls(False, launch)
 
@@ -249,7 +250,7 @@ class Forker:
         self._at_exit.cancel()
         self._socket.close()
         self._process.kill()
-        if self._process.wait(_ENDING):
+        if self._process.wait(KILLED):
             self._process.close()
 
     def leave(self) -> None:

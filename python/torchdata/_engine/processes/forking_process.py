@@ -21,7 +21,7 @@ from multiprocessing import get_context, spawn
 from typing import Any
 
 from torchdata._engine.processes.bootstrap import end_early_watch
-from torchdata._engine.processes.crossing import close_inherited_pipes, unpack
+from torchdata._engine.processes.crossing import close_inherited_pipes, forget_process, note_pipes, unpack
 from torchdata._engine.processes.interrupts import block_all
 from torchdata._engine.processes.pidfd import Pidfd
 from torchdata._native import BellBoard, drop_inherited
@@ -130,6 +130,7 @@ class _ForkingProcess:
     def _fork(self, descriptors: list[int], name: str) -> int:
         child = get_context("fork").Process(target=_run, args=(self._own, descriptors), name=name, daemon=True)
         child.start()
+        note_pipes(child)  # the children that follow close them
         assert child.pid is not None
         self._children[child.pid] = child
         self._codes.pop(child.pid, None)
@@ -147,6 +148,7 @@ class _ForkingProcess:
         if code is not None:
             self._codes[pid] = code
             self._children.pop(pid).close()
+            forget_process(child)
         return code
 
 

@@ -12,9 +12,8 @@ import contextlib
 import os
 import sys
 import traceback
-from multiprocessing import process
 
-from torchdata._engine.processes.crossing import started_processes
+from torchdata._engine.processes.crossing import started_processes, take_off_list
 
 __all__ = ["leave", "note_child"]
 
@@ -59,7 +58,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _forget_the_parents_children() -> None:
     for one in started_processes():
-        process._children.discard(one)  # type: ignore[attr-defined]
+        take_off_list(one)
 
 
 os.register_at_fork(after_in_child=_forget_the_parents_children)
