@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from process_checks import loader
+from process_checks import loader, with_methods
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.linter import lint
 from torchdata.datapipes.iter import (
@@ -356,10 +356,9 @@ SPLITTING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("build", SPLITTING.values(), ids=SPLITTING)
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_filter_loses_nothing_of_sources_that_divide_themselves(build: Any, method: str) -> None:
-    data = pytest.importorskip("torch").utils.data
+@pytest.mark.parametrize(("method", "source"), with_methods(*SPLITTING))
+def test_a_filter_loses_nothing_of_sources_that_divide_themselves(method: str, source: str) -> None:
+    data, build = pytest.importorskip("torch").utils.data, SPLITTING[source]
     with loader(build().sharding_filter(), multiprocessing_context=method) as loading:
         assert sorted(loading) == sorted(loading) == ALL
     if method == "fork":

@@ -28,6 +28,7 @@ from process_checks import (  # noqa: F401
     loader,
     nothing_is_left,
     wait_for,
+    with_methods,
 )
 from torchdata._engine.processes.forker import Forker
 from torchdata._engine.processes.shutdown import ChildProcess
@@ -229,8 +230,10 @@ def test_ctrl_c_ends_a_waiting_main_and_leaves_no_noise(script, f):
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ending", ["pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"])
+@pytest.mark.parametrize(
+    ("method", "ending"),
+    with_methods("pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"),
+)
 def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, ending):
     path = script(
         f"""

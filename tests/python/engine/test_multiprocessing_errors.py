@@ -12,7 +12,7 @@ import urllib.error
 import pytest
 
 from families import FAMILIES
-from process_checks import METHODS, MULTIPROCESSING, identity, loader, nothing_is_left  # noqa: F401
+from process_checks import MULTIPROCESSING, identity, loader, nothing_is_left, with_methods  # noqa: F401
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
@@ -60,8 +60,7 @@ def odd_error():
     return OddArguments("one", second="two")
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 11, 19])
+@pytest.mark.parametrize(("method", "at"), with_methods(11, 0, 19))
 def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method, at):
     datapipe = IterableWrapper(range(20)).sharding_filter().map(FailsAt(at, key_error))
     with loader(datapipe, multiprocessing_context=method) as dl:
@@ -144,24 +143,23 @@ def returns_nothing(datapipe, worker_info):
     return None
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
+    ("method", "failure"),
+    with_methods(
         ({"worker_init_fn": failing_init}, LookupError, "Caught LookupError in worker process 1"),
         ({"worker_reset_fn": failing_reset}, LookupError, "Caught LookupError in worker process 0"),
         ({"worker_init_fn": returns_nothing}, TypeError, "worker_init_fn must return"),
-    ],
+    ),
 )
-def test_failing_hooks_are_reported_in_every_epoch(method, options, error, match):
+def test_failing_hooks_are_reported_in_every_epoch(method, failure):
+    options, error, match = failure
     with loader(IterableWrapper(range(9)).sharding_filter(), multiprocessing_context=method, **options) as dl:
         for _ in range(2):
             with pytest.raises(error, match=match):
                 list(dl)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 7, 19])
+@pytest.mark.parametrize(("method", "at"), with_methods(7, 0, 19))
 def test_an_exception_in_the_dispatching_process_names_it(method, at):
     failing = IterableWrapper(range(20)).map(FailsAt(at, key_error))
     datapipe = failing.sharding_round_robin_dispatch(MULTIPROCESSING).map(identity)

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from process_checks import METHODS, MULTIPROCESSING, identity, loader, nothing_is_left  # noqa: F401
+from process_checks import MULTIPROCESSING, identity, loader, nothing_is_left, with_methods  # noqa: F401
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
@@ -61,8 +61,7 @@ def stops_in_init(datapipe, worker_info):
     raise StopIteration
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 7])
+@pytest.mark.parametrize(("method", "at"), with_methods(7, 0))
 def test_sys_exit_in_a_worker_is_an_error_that_names_it_and_does_not_end_main(method, at):
     datapipe = IterableWrapper(range(20)).sharding_filter().map(RaisesAt(at, "SystemExit"))
     with loader(datapipe, multiprocessing_context=method) as dl:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import random
@@ -15,10 +16,9 @@ import pytest
 
 from families import FAMILIES
 from leftovers import children
-from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.processes.strangers import leave
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 COUNT = 24
 #: How a forked process leaves the function that has forked it, and the exit code that its parent finds.
@@ -74,8 +74,11 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
+# Each way under each family comes in the random ones below.
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],
+)
 def test_a_process_that_is_forked_in_a_worker_ends_and_says_nothing_in_its_name(family, way):
     with FAMILIES[family]("fork", Forks(way), COUNT) as items:
         assert list(items) == expected(way)
@@ -109,6 +112,8 @@ def forks_in_hook(*arguments):
 def test_in_hooks_of_a_worker_and_in_the_state_of_its_data_too():
     with loader(IterableWrapper(range(9)).sharding_filter(), worker_init_fn=forks_in_hook) as dl:
         assert list(dl) == list(range(9))
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     dataset = Counts()
     items = StatefulDataLoader(dataset, batch_size=None, num_workers=1, worker_init_fn=forks_in_hook)
     iterator = iter(items)
@@ -194,7 +199,7 @@ def ended_in_order(how):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_child_of_mains_that_ends_in_order_neither_ends_workers_nor_waits_for_them(method):
     opened = {name: family(method, count=60) for name, family in FAMILIES.items()}
     items = {name: one.__enter__() for name, one in opened.items()}

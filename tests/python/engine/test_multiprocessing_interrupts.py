@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
 from terminal import Terminal
 from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
 from torchdata._engine.processes.shutdown import Shutdown
@@ -157,8 +157,11 @@ def press_at_random(script, phase, method, tries, seed=0):
     return seconds, noise
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("phase", ["start", "iterate", "shut_down", "shut_down_stuck", "drop"])
+# `chaos` presses in all phases under all start methods.
+@pytest.mark.parametrize(
+    ("method", "phase"),
+    [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
+)
 def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
     # Each shutdown of a stuck worker waits for it.
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]

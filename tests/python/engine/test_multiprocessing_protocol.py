@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import torchdata
-from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from process_checks import MULTIPROCESSING, loader, nothing_is_left, with_methods  # noqa: F401
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -62,10 +62,9 @@ def is_even(number):
 # ---- epochs that are cut short -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_epoch_after_a_break_is_complete_while_workers_are_busy_with_the_last_one(method):
+def test_an_epoch_after_a_break_is_complete_while_workers_are_busy_with_the_last_one():
     pipe = Paced(60, 0.002).sharding_round_robin_dispatch(MULTIPROCESSING).map(slow_tenth).batch(7)
-    with loader(pipe, multiprocessing_context=method) as dl:
+    with loader(pipe) as dl:
         for _ in range(4):
             for _ in dl:
                 break
@@ -138,8 +137,7 @@ def test_items_beyond_the_budget_are_held_with_a_warning_that_says_why():
 # ---- passes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("method", "workers"), with_methods(2, 1, 3))
 def test_what_is_dispatched_can_be_read_again_in_the_same_epoch(method, workers):
     shares = [[*range(w, 10, workers)] * 3 for w in range(workers)]
     with loader(dispatched(range(10)).cycle(3), workers, multiprocessing_context=method) as dl:
@@ -152,7 +150,7 @@ def test_passes_that_are_left_early_begin_anew():
         assert list(dl) == [0, 1, 2, 3] * 3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_is_shuffled_before_it_is_shared_out_is_shuffled_alike_in_every_pass(method):
     pipe = IterableWrapper(range(60)).shuffle().sharding_filter().cycle(3)
     with loader(pipe, 3, multiprocessing_context=method) as dl:

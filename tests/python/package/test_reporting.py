@@ -165,9 +165,8 @@ def test_one_note_tells_the_pipe_its_function_its_place_and_the_item():
     assert printed.count("This exception was raised while") == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_note_of_a_worker_stands_once(method):
-    with loader(pipeline(), 1, multiprocessing_context=method) as dl:
+def test_the_note_of_a_worker_stands_once():
+    with loader(pipeline(), 1) as dl:
         error = failure_of(dl, ValueError)
     assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, behind Shuffler) made its 18th item."
     assert "".join(traceback.format_exception(error)).count("This exception was raised while") == 1

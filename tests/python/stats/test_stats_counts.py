@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import torchdata
-from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import METHODS, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
 from ranks import gloo_job
 from torchdata._engine import snapshots
 from torchdata._native import StatsBoard
@@ -99,11 +99,10 @@ def test_workers_count_what_they_read_make_and_send(method):
     assert {process.state for process in after.processes} == {"ended"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_with_dispatching_each_leg_is_counted(method):
+def test_with_dispatching_each_leg_is_counted():
     pipe = IterableWrapper(range(40)).map(double)
     pipe = pipe.sharding_round_robin_dispatch(torchdata.dataloader2.graph.settings.SHARDING_PRIORITIES.MULTIPROCESSING)
-    with loader(pipe.map(double), 2, multiprocessing_context=method) as dl:
+    with loader(pipe.map(double), 2) as dl:
         for _ in range(3):
             assert sorted(dl) == list(range(0, 160, 4))
         stats = dl.stats()
@@ -471,8 +470,7 @@ class Counted(IterDataPipe):
         self.at = state["at"] + 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize(("method", "dispatched"), with_methods(False, True))
 def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # one behind each item

@@ -1,6 +1,7 @@
 """The three families that start worker processes, opened alike: what holds of processes and signals holds of each.
 
-Two of them need PyTorch, and are left out where that is not installed.
+Two of them need PyTorch, and are left out where that is not installed. Spawned workers import this module, or one that
+does. So it imports torch only where a family needs it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,6 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 TORCH = importlib.util.find_spec("torch") is not None
-if TORCH:
-    from torchdata.nodes import IterableWrapper as Source
-    from torchdata.nodes import Loader, ParallelMapper
-    from torchdata.stateful_dataloader import StatefulDataLoader
 
 #: How many workers each of them starts.
 WORKERS = 2
@@ -60,6 +57,8 @@ def dataloader2(method, function=identity, count=20):
 
 def stateful(method, function=identity, count=20):
     """Items of a `StatefulDataLoader`."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     loader = StatefulDataLoader(
         Mapped(function, count),
         batch_size=None,
@@ -72,6 +71,9 @@ def stateful(method, function=identity, count=20):
 
 def nodes(method, function=identity, count=20):
     """Items of a `ParallelMapper`."""
+    from torchdata.nodes import IterableWrapper as Source
+    from torchdata.nodes import Loader, ParallelMapper
+
     node = ParallelMapper(
         Source(range(count)),
         function,

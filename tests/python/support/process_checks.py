@@ -28,6 +28,11 @@ METHODS = ["fork", "spawn", "forkserver"]
 MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
 
+def with_methods(first, *others):
+    """Pairs of a start method and a case: `fork` with all cases, the other methods with the first one."""
+    return [*((method, first) for method in METHODS), *(("fork", case) for case in others)]
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """No process, file, descriptor or mapping is left by a test; import it where that is to be checked."""

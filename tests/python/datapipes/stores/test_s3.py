@@ -406,10 +406,9 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     assert kept[1].read() == LARGE
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_errors_arrive_from_workers_as_they_are(method):
+def test_errors_arrive_from_workers_as_they_are():
     pipe = IterableWrapper(["s3://first/missing"]).sharding_filter().load_files_by_s3()
-    workers = loader(pipe, multiprocessing_context=method)
+    workers = loader(pipe)
     try:
         with pytest.raises(FileNotFoundError, match=r"S3FileLoader.*s3://first/missing"):
             list(workers)
