@@ -31,12 +31,13 @@ def all_children(pid="self"):
 
 
 def children():
-    """Process numbers of this process's children, its helpers left out.
+    """Process numbers of this process's children without helpers: trackers, fork servers, ours and the tests' own.
 
     The kernel lists one that nobody has to wait for, as SIGCHLD is ignored, a moment longer than it is there.
     """
     there = [pid for pid in all_children() if state(pid) != "X"]
-    return [pid for pid in there if b"tracker" not in cmdline(pid) and pid != fork_server()]
+    helpers = {pid for pid in there if any(name in cmdline(pid) for name in (b"tracker", b"forkserver"))}
+    return [pid for pid in there if pid not in helpers and pid != fork_server()]
 
 
 def fork_server():
