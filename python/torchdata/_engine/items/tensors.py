@@ -412,12 +412,14 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """The same numbers of a tensor that nothing else can reach: they differ between releases of torch.
 
-    Of its array's references one is the storage's, one a variable, one the call that counts them; a weak one is that of
-    `_rooms`.
+    Of its array's references one is the storage's, one a variable, and one that of the call that counts them. From
+    Python 3.14 on that call borrows it. A weak one is that of `_rooms`.
     """
     import torch
 
-    return (3, 1), _holders(torch.empty(1, device="cpu"))
+    held = object()
+    by_variable_and_call = sys.getrefcount(held)
+    return (1 + by_variable_and_call, 1), _holders(torch.empty(1, device="cpu"))
 
 
 def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:
