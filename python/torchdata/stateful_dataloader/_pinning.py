@@ -20,6 +20,8 @@ __all__ = ["PinnedUnits", "pinned"]
 
 #: Batches that may wait in pinned memory.
 _AHEAD = 2
+#: Seconds within which the thread has to leave an epoch. It may be copying a batch, or replacing a worker.
+_LEAVING = 60.0
 
 
 def pinned(batch: Any, device: str | None) -> Any:
@@ -79,9 +81,8 @@ class PinnedUnits:
 
     def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
         """See `Pool.begin`."""
-        if self._epoch is not None:
-            self._epoch.close()
-        self._pool.begin(ahead, shared_seed, places, fresh, fillers)  # whoever still reads the last one leaves
+        self.leave()
+        self._pool.begin(ahead, shared_seed, places, fresh, fillers)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 
@@ -107,6 +108,11 @@ class PinnedUnits:
         """Waits until the thread has ended, so many seconds at most."""
         if self._epoch is not None:
             self._epoch.join(seconds)
+
+    def leave(self) -> None:
+        """Ends the thread and waits for that: it would take units of the next epoch, or replace workers in it."""
+        self.close()
+        self.join(_LEAVING)
 
     def shutdown(self) -> None:
         """Ends the thread and the workers."""

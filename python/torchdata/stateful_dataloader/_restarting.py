@@ -26,9 +26,6 @@ from torchdata.stateful_dataloader._worker import Received
 
 __all__ = ["RestartingIterator"]
 
-#: Seconds within which a thread that pins has to leave an epoch that is over; it may be replacing somebody.
-_LEAVING = 60.0
-
 
 @dataclass
 class _Beginning:
@@ -90,8 +87,7 @@ class RestartingIterator(WorkersIterator):
         if not self._pool.is_ending:
             self._hear_all()
         if isinstance(self._units, PinnedUnits):  # who pins may put others in places, as of the last epoch
-            self._units.close()
-            self._units.join(_LEAVING)
+            self._units.leave()
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:

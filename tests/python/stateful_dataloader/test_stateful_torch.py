@@ -248,6 +248,35 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
         wait_for(lambda: all(thread.name != "torchdata-pin-memory" for thread in threading.enumerate()))
 
 
+def test_a_thread_that_pins_has_left_an_epoch_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the first epoch is held up behind its last batch, until the other thread asks for its first one."""
+    from torchdata.stateful_dataloader import _pinning, _pool
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch)
+    wait, threads, asks = _pool.Pool.wait, [], threading.Event()
+
+    def held_up(pool: Any, hand: list[Any]) -> None:
+        if threading.current_thread() not in threads:
+            threads.append(threading.current_thread())
+            if len(threads) > 1:
+                asks.set()
+                time.sleep(0.2)
+        elif len(threads) == 1 and next(asked) == 3:
+            asks.wait(1.0)
+        wait(pool, hand)
+
+    monkeypatch.setattr(_pool.Pool, "wait", held_up)
+    asked = itertools.count()
+    loader = StatefulDataLoader(range(12), batch_size=3, num_workers=2, pin_memory=True, persistent_workers=True)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert len(threads) == 2
+
+
 def test_batches_are_read_at_once_where_the_dataset_can() -> None:
     class AtOnce(Dataset[int]):
         def __len__(self) -> int:
