@@ -46,7 +46,7 @@ demo: $(STAMPS)/build ## Train a classifier on real images through two worker pr
 
 # Tests of processes mostly wait. Meanwhile linters and loom, which give way to them, have the cores.
 .PHONY: test
-test: say-test setup test-rust ## Every check that a change must pass, in 20 minutes; CI runs this target
+test: say-test setup test-rust ## Every check that a change must pass, in 15 minutes; CI runs this target
 	$(MAKE) --jobs=2 --no-print-directory all-of-python lint-and-loom
 	@$(call say_what_ran,test)
 
