@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
+from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.deaths import check  # noqa: E402
 from random_stateful.judging import Judge  # noqa: E402
@@ -171,13 +172,7 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
     """Without a GPU: the copy into pinned memory is replaced."""
-    from torchdata.stateful_dataloader import _pinning
-
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch)
+    pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
     assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected

@@ -24,6 +24,7 @@ from torch.utils.data import (  # noqa: E402
     get_worker_info,
 )
 
+from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from waiting import wait_for  # noqa: E402
@@ -217,13 +218,7 @@ def test_pinning_without_an_accelerator_is_warned_of_and_batches_come() -> None:
 @pytest.mark.parametrize("iterable", [False, True])
 def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
     """Without a GPU: the copy into pinned memory is replaced."""
-    from torchdata.stateful_dataloader import _pinning
-
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch + 100)
+    pin_without_device(monkeypatch, lambda batch: batch + 100)
     for persistent in (False, True):
         loader = StatefulDataLoader(
             Streamed(12) if iterable else range(12),
@@ -250,13 +245,9 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 def test_a_thread_that_pins_has_left_an_epoch_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of the first epoch is held up behind its last batch, until the other thread asks for its first one."""
-    from torchdata.stateful_dataloader import _pinning, _pool
+    from torchdata.stateful_dataloader import _pool
 
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch)
+    pin_without_device(monkeypatch)
     wait, threads, asks = _pool.Pool.wait, [], threading.Event()
 
     def held_up(pool: Any, hand: list[Any]) -> None:

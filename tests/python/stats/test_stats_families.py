@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,21 +59,28 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
         attach(os.getpid())
 
 
-def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_pool, "_STALL", 0.2)
-    loader = StatefulDataLoader(Waiting(tmp_path / "there"), 1, num_workers=2, multiprocessing_context="fork")
+@contextmanager
+def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Context that notes stall warnings of `Waiting`, and makes the file that it waits for behind the first one."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
         if category is StallWarning and "in __getitem__" in str(message):
             told.append(str(message))
-            (tmp_path / "there").touch()
+            there.touch()
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", tell)
+        yield told
+
+
+def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool, "_STALL", 0.2)
+    loader = StatefulDataLoader(Waiting(tmp_path / "there"), 1, num_workers=2, multiprocessing_context="fork")
+    with stalls_told(tmp_path / "there", monkeypatch) as told:
         assert [int(batch) for batch in loader] == list(range(20))
     assert "main waits for worker process 1" in told[0]
 
@@ -102,16 +111,7 @@ def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
     node = ParallelMapper(
         IterableWrapper(range(20)), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
     )
-    told: list[str] = []
-
-    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
-        if category is StallWarning and "in __getitem__" in str(message):
-            told.append(str(message))
-            (tmp_path / "there").touch()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", tell)
+    with stalls_told(tmp_path / "there", monkeypatch) as told:
         assert list(Loader(node)) == list(range(20))
     assert "no item has come for" in told[0]
     assert "main waits for worker process" in told[0]

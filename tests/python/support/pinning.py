@@ -1,0 +1,20 @@
+"""Pinned memory without a GPU: torch is told of an accelerator, and the copy into pinned memory is another function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torchdata.stateful_dataloader import _pinning
+
+
+def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], Any] = lambda batch: batch) -> None:
+    """Has loaders with `pin_memory` start their thread, which calls `copy` with each batch."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: copy(batch))
