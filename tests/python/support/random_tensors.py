@@ -2,8 +2,8 @@
 
 A case is a few storages of random types, random views of them (slices, other orders and shapes, repeated elements), in
 random containers. What arrives must have the elements, shapes and types that pickle gives back, and share memory as
-there: a write into one tensor is seen in the same others. Then parts of what arrived are dropped in a random order while
-more items are sent: all that is kept stays as it was, and the last reference gives the memory back.
+there: a write into one tensor is seen in the same others. Then parts of what arrived are dropped in a random order
+while more items are sent: all that is kept stays as it was, and the last reference gives the memory back.
 
 By hand: `python -m random_tensors 1000 --seed 1`.
 """
@@ -22,14 +22,11 @@ from loopback import Loopback
 
 Pair = namedtuple("Pair", "first second")
 
-DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex32 complex64 "
-        "complex128 float8_e5m2 float8_e4m3fn float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-]
+NAMES = (
+    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex32 complex64 "
+    "complex128 float8_e5m2 float8_e4m3fn float8_e8m0fnu"
+)
+DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 
 
 def storage(draw):
