@@ -117,7 +117,10 @@ class Harness:
             return False
         if workload.kind == "format":
             return self.files is not None
-        if workload.item in ("tensor", "collated") and importlib.util.find_spec("torch") is None:
+        if (
+            workload.item in ("tensor", "small_tensor", "small_tensors", "collated")
+            and importlib.util.find_spec("torch") is None
+        ):
             return False
         return workload.item not in ("decoded", "collated", "images") or self.jpegs is not None
 

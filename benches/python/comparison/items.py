@@ -28,6 +28,9 @@ SHARED_BYTES, REFERENCES = 1 << 20, 300
 """A string, and how often an item holds it."""
 
 OBJECTS = 1000
+TENSORS = 100
+"""Tensors in an item, where an item holds many."""
+
 TOGETHER, SIDE = 32, 224
 """Images of a training batch, and how many pixels high and wide they are."""
 IMAGE_BYTES = 12 * 1024
@@ -129,6 +132,38 @@ def tensor(n: int) -> Any:
 
 
 @cache
+def _small_tensors() -> list[Any]:
+    import torch
+
+    return [torch.full((16,), float(n)) for n in range(TENSORS)]
+
+
+def small_tensor(n: int) -> Any:
+    """A tensor of 64 bytes, one of those that every worker holds: making one takes longer than moving it."""
+    return _small_tensors()[n % TENSORS]
+
+
+def small_tensors(n: int) -> list[Any]:
+    """Many of them in an item."""
+    return list(_small_tensors())
+
+
+@cache
+def _small_arrays() -> list[Any]:
+    return [tensor.numpy() for tensor in _small_tensors()]
+
+
+def small_array(n: int) -> Any:
+    """An array of 64 bytes, one of those that every worker holds."""
+    return _small_arrays()[n % TENSORS]
+
+
+def small_arrays(n: int) -> list[Any]:
+    """Many of them in an item."""
+    return list(_small_arrays())
+
+
+@cache
 def _batches() -> list[Any]:
     import numpy
 
@@ -182,6 +217,10 @@ MAKERS = {
     "tiny": tiny,
     "array": array,
     "tensor": tensor,
+    "small_tensor": small_tensor,
+    "small_tensors": small_tensors,
+    "small_array": small_array,
+    "small_arrays": small_arrays,
     "mixed": mixed,
     "batch": batch,
     "decoded": decoded,

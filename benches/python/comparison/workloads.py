@@ -131,6 +131,16 @@ def laid_out(item: str, title: str) -> Workload:
     return Workload(f"arrays-{item}", title, item, (ours, torch_numpy, plain), goals)
 
 
+def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
+    """Tensors of which each costs what describing and making it does, beside arrays of the same size."""
+    rival = Contender("arrays, moved by us", "ours", item=arrays)
+    goals = (
+        Goal("at least 5 times torch", torch.name, at_least=5),
+        Goal(f"at least {share:g} of the rate of arrays", rival.name, at_least=share),
+    )
+    return Workload(item.replace("_", "-"), title, item, (ours, torch, rival), goals)
+
+
 def chain(name: str, title: str, case: str) -> Workload:
     """One of the cases of `inprocess`, whose child runs the plain generators too."""
     options = {"case": case}
@@ -319,9 +329,14 @@ WORKLOADS = (
         "tensors",
         "150 KiB tensors",
         "tensor",
-        (ours, torch),
-        (Goal("at least 5 times torch", torch.name, at_least=5),),
+        (ours, torch, Contender("arrays, moved by us", "ours", item="array")),
+        (
+            Goal("at least 5 times torch", torch.name, at_least=5),
+            Goal("at least 0.75 of the rate of arrays", "arrays, moved by us", at_least=0.75),
+        ),
     ),
+    small_ones("small_tensor", "64-byte tensors", "small_array", 0.5),
+    small_ones("small_tensors", "items of 100 tensors of 64 bytes", "small_arrays", 0.2),
     Workload(
         "batches",
         "38.5 MB NumPy batches",

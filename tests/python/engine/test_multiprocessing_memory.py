@@ -41,6 +41,34 @@ def resident():
     return 1024 * sum(map(int, ours))
 
 
+class LargeTensors:
+    """Makes a large tensor for each item, keeps a small one, and says how many bytes the process has."""
+
+    SIZE = 16 << 20
+
+    def __init__(self):
+        self.kept = []
+
+    def __call__(self, x):
+        import torch
+
+        torch.empty(self.SIZE, dtype=torch.uint8).fill_(1)
+        self.kept += [torch.tensor(float(x)), torch.ones(2).unsqueeze(0)]
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has is read from /proc")
+def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
+    pytest.importorskip("torch", reason="torch's tensors need torch")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    pipe = IterableWrapper(range(40)).map(LargeTensors())
+    # Not fork: torch looks once, for the first tensor of the program, whether it is to align tensors to pages.
+    with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
+        grown = list(dl)
+    assert grown[-1] - grown[0] < 12 * LargeTensors.SIZE
+
+
 class OneLarge:
     """64 MB for the first item, little for the others."""
 

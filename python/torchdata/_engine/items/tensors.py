@@ -21,7 +21,9 @@ from torchdata._importing import import_whole
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-__all__ = ["Departing", "Location", "Span", "arriving", "empty_tensor", "tensor_over", "tensor_parts"]
+__all__ = [
+    "Departing", "Location", "Span", "arriving", "dlpack_ways", "empty_tensor", "room_of", "tensor_over", "tensor_parts"
+]  # fmt: skip
 
 #: A part of this process' memory: the address of its first byte, and that behind its last one.
 Span = tuple[int, int]
@@ -336,6 +338,17 @@ def _without_gaps(tensor: Any) -> Any:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad) if end - start > tensor.nbytes else tensor
 
 
+def dlpack_ways() -> tuple[Any, Any, Any]:
+    """How tensors go out of torch and into it: (table, to, from).
+
+    `table` is the capsule of DLPack's functions for C, None with a torch that is older than these; `to` makes a capsule
+    of a tensor, `from` a tensor of a capsule.
+    """
+    torch = import_whole("torch")
+    ways = torch.utils.dlpack
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack
+
+
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
@@ -361,7 +374,7 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
         tensor.requires_grad,
         start,
         size,
-        _room_of(tensor, start),
+        room_of(tensor, start),
     )
 
 
@@ -387,7 +400,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
     return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
-def _room_of(tensor: Any, start: int) -> Any:
+def room_of(tensor: Any, start: int) -> Any:
     """The array that the tensor lies in, if nothing else can reach either: no view, no storage, no array over it."""
     array = _rooms.get(start)
     if array is None:

@@ -65,6 +65,7 @@ class CommonSetup:
         drop_inherited(links, self.bells.shared, stats)
         end_early_watch()
         _keep_freed_memory()
+        _keep_memory_of_tensors()
         try:
             exit_with_parent(self.main_pid)
         except ProcessLookupError:  # main is gone already
@@ -84,3 +85,17 @@ def _keep_freed_memory() -> None:
     that the user has set (`MALLOC_TRIM_THRESHOLD_`) stay as they are.
     """
     bytes(_LARGEST_LEARNT)
+
+
+def _keep_memory_of_tensors() -> None:
+    """Lets torch ask for large pages for large tensors, unless the user has said that it shall not.
+
+    Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap beside it for that, which may never be
+    filled: then the next tensor of the same size does not fit where the last one was. The process grows by one tensor
+    with each, and all their pages are new. With large pages the alignment is that of a page, and gaps of that size are
+    closed again. Measured in a worker, glibc 2.36: filling a tensor of 20 MB took 4,864 page faults and takes none, one
+    of 38 MB 9,729 and 531. A worker that kept a small tensor beside each large one of 20 MB had grown by 1.2 GB after
+    60 items, and grows by 20 MB. Torch looks at this once, for its first tensor: under fork that may be one of main's,
+    and then it is as in main.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

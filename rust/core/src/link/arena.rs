@@ -279,6 +279,12 @@ impl Arena {
         self.layout.config.arena_capacity
     }
 
+    /// Whether an address lies in its memory.
+    pub fn holds(&self, address: *const u8) -> bool {
+        self.capacity() > 0
+            && (address as usize).wrapping_sub(self.layout.arena_ptr(0) as usize) < self.capacity() as usize
+    }
+
     /// How much is in use now.
     pub fn usage(&self) -> ArenaUse {
         let allocator = self.lock();

@@ -10,9 +10,11 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use torchdata_core::link::consumer::Buffer;
 
 use super::array::{self, MOST_DIMENSIONS, Order};
+use super::dlpack::{Memory, Own, tensor_over};
 use super::dtype::Dtype;
 use super::helpers::helpers;
 use super::source::LONG_COPY;
+use super::tensor::{self, Description};
 use super::{Tag, malformed};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
@@ -192,6 +194,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 array::make_scalar(py, dtype, self.take(len)?)
             }
             Tag::Tensor => self.tensor(),
+            Tag::NamedTensor => self.named_tensor(),
             Tag::Pickle => {
                 let pickled = self.bulk()?;
                 let count = self.count()?;
@@ -257,6 +260,24 @@ impl<'py, 'a> Decoder<'py, 'a> {
     }
 
     fn tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        let Description { element, extents, len } = tensor::read(|len| self.take(len))?;
+        let bulk = self.bulk()?;
+        let (from, there) = bulk.location();
+        if there != len {
+            return Err(malformed());
+        }
+        let memory = match bulk {
+            Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => Memory::Leased(Arc::clone(lease)),
+            _ => {
+                let mut own = Own::new(len)?;
+                copy(self.py, from, len, own.as_mut_ptr());
+                Memory::Own(own)
+            }
+        };
+        tensor_over(self.py, element, extents, memory)
+    }
+
+    fn named_tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
         let len = usize::from(self.byte()?);
         let dtype = std::str::from_utf8(self.take(len)?).map_err(|_| malformed())?;
         let grad = self.byte()? != 0;

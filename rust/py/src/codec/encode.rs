@@ -13,8 +13,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use torchdata_core::link::arena::Arena;
 
 use super::array;
+use super::dlpack::Exported;
 use super::helpers::{Kind, helpers, kind_of};
 use super::source::{OutBuffer, Owner, Source};
+use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
 /// Deeper nesting is left to pickle, which has its own limit.
@@ -360,6 +362,48 @@ impl Encoder {
 
     fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
+        let Some(tensor) = Exported::of(item)? else { return self.named_tensor(item, place) };
+        let (Some(layout), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len())) else {
+            return self.named_tensor(item, place);
+        };
+        let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
+        let start = data as usize;
+        self.visit_span((start, start.saturating_add(reach)))?;
+        self.tag(Tag::Tensor);
+        let strides = match &layout {
+            Layout::Contiguous => None,
+            Layout::AsTheyLie(strides) | Layout::Apart(_, strides) => Some(&strides[..]),
+        };
+        self.opaque |= strides.is_some();
+        tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
+        drop(tensor); // a capsule would be one more that holds its memory
+        match layout {
+            Layout::Contiguous => {
+                if !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
+                    let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
+                    if !room.is_none() && self.hand_over(&room, data, len, place) {
+                        return Ok(());
+                    }
+                }
+                self.dense(item, data, len)?;
+            }
+            Layout::AsTheyLie(_) => self.dense(item, data, reach)?,
+            Layout::Apart(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Owner::of(item)))?,
+        }
+        Ok(())
+    }
+
+    /// Sends a block of the arena as it is, if the array that a tensor lies in covers it whole.
+    fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
+        let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
+            return false;
+        };
+        self.out_of_band(OutBuffer::Block(block));
+        true
+    }
+
+    /// A tensor that DLPack does not describe, or not all of.
+    fn named_tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         let py = item.py();
         let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
             helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
@@ -376,7 +420,7 @@ impl Encoder {
             self.pickle(item)?; // torch has no limit to the number of dimensions
             return Ok(());
         };
-        self.tag(Tag::Tensor);
+        self.tag(Tag::NamedTensor);
         self.payload.push(dtype_len);
         self.payload.extend_from_slice(dtype.as_bytes());
         self.payload.extend_from_slice(&[u8::from(grad), dimensions]);
@@ -387,10 +431,8 @@ impl Encoder {
         if let Some(room) = room
             && !self.is_inline(len)
             && place.is_alone(item)
-            && let Some(block) = array::block_under(&room, data, len)
-            && block.is_of(place.arena)
+            && self.hand_over(&room, data, len, place)
         {
-            self.out_of_band(OutBuffer::Block(block));
             return Ok(());
         }
         Ok(self.dense(item, data, len)?)

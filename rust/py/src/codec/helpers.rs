@@ -13,6 +13,10 @@ pub struct Helpers {
     pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
+    /// () -> (table of functions or None, function to a capsule, function from a capsule)
+    pub dlpack_ways: Py<PyAny>,
+    /// (tensor, address) -> the array of `torchdata.empty` that it alone lies in, or None
+    pub room_of: Py<PyAny>,
     /// tensor -> (where it lies, parts or something to pickle)
     pub tensor_parts: Py<PyAny>,
     /// (dtype name, shape, requires_grad, buffer) -> tensor
@@ -36,6 +40,8 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
         Ok(Box::new(Helpers {
             pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,
+            dlpack_ways: tensors.getattr("dlpack_ways")?.unbind(),
+            room_of: tensors.getattr("room_of")?.unbind(),
             tensor_parts: tensors.getattr("tensor_parts")?.unbind(),
             tensor_over: tensors.getattr("tensor_over")?.unbind(),
             has_own_reducer: get("has_own_reducer")?,

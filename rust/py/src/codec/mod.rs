@@ -14,10 +14,12 @@
 mod array;
 mod contiguous;
 mod decode;
+mod dlpack;
 mod dtype;
 mod encode;
 mod helpers;
 mod source;
+mod tensor;
 
 use pyo3::PyErr;
 use pyo3::exceptions::PyRuntimeError;
@@ -66,8 +68,11 @@ pub enum Tag {
     Array,
     /// dtype, len, bytes
     Scalar,
-    /// dtype name, requires_grad, shape, bulk
+    /// type of an element, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that is
+    /// nothing but elements
     Tensor,
+    /// dtype name, requires_grad, shape, bulk: another dense tensor
+    NamedTensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
     /// item, which may be referred to: such items are numbered from zero on
@@ -79,7 +84,7 @@ pub enum Tag {
 impl Tag {
     /// The tag behind a byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Tag; 18] = [
+        const ALL: [Tag; 19] = [
             Tag::None,
             Tag::False,
             Tag::True,
@@ -95,6 +100,7 @@ impl Tag {
             Tag::Array,
             Tag::Scalar,
             Tag::Tensor,
+            Tag::NamedTensor,
             Tag::Pickle,
             Tag::Kept,
             Tag::Again,

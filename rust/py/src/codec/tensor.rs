@@ -1,0 +1,92 @@
+//! Tensors that are nothing but elements: how they are written, and made again.
+
+use pyo3::prelude::*;
+use torchdata_core::strided::Strided;
+
+use super::dlpack::{ElementType, Exported, reach};
+use super::malformed;
+
+/// How the elements of a tensor cross.
+pub enum Layout {
+    /// One behind the other, in the order of their indices.
+    Contiguous,
+    /// As they lie, by these strides in elements: there is nothing between them.
+    AsTheyLie(Vec<i64>),
+    /// Copied out of what lies between them; they arrive with these strides.
+    Apart(Strided, Vec<i64>),
+}
+
+impl Layout {
+    /// None if pickle should have the tensor.
+    pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
+        if tensor.is_contiguous() {
+            return Ok(Some(Layout::Contiguous));
+        }
+        let strides = tensor.strides()?;
+        if tensor.reach() <= tensor.len() {
+            return Ok(Some(Layout::AsTheyLie(strides)));
+        }
+        Ok(without_gaps(tensor.size(), tensor.shape(), &strides)
+            .map(|(strided, strides)| Layout::Apart(strided, strides)))
+    }
+}
+
+/// How elements are copied that have something between them, and their strides afterwards: those that `torch.clone`
+/// gives, which keeps the order of the dimensions in memory. None if a dimension repeats its elements.
+fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
+    if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
+        return None;
+    }
+    let mut inwards: Vec<usize> = (0..shape.len()).collect();
+    inwards.sort_by_key(|&axis| std::cmp::Reverse((strides[axis], shape[axis])));
+    let axes = inwards.iter().map(|&axis| (shape[axis] as usize, strides[axis] as isize * size as isize));
+    let strided = Strided::new(size, axes)?;
+    let (mut dense, mut next) = (vec![0; shape.len()], 1);
+    for &axis in inwards.iter().rev() {
+        dense[axis] = next;
+        next *= shape[axis];
+    }
+    Some((strided, dense))
+}
+
+/// Appends the description of a tensor; `strides` if its elements do not lie in the order of their indices.
+///
+/// Returns whether there is a description: torch has no limit to the number of dimensions.
+pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
+    payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
+    for extent in shape.iter().chain(strides.unwrap_or_default()) {
+        payload.extend_from_slice(&extent.to_le_bytes());
+    }
+}
+
+/// The description of a tensor that arrived.
+pub struct Description {
+    pub element: ElementType,
+    /// Shape and strides.
+    pub extents: Vec<i64>,
+    /// Bytes of memory that it needs.
+    pub len: usize,
+}
+
+/// Takes a description from bytes that `take` hands out; they are not trusted.
+pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
+    let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
+    let element = ElementType { code, bits, lanes: 1 };
+    let dimensions = usize::from(dimensions);
+    let sent = if has_strides == 0 { dimensions } else { 2 * dimensions };
+    let mut extents = Vec::with_capacity(2 * dimensions);
+    for extent in take(8 * sent)?.chunks_exact(8) {
+        extents.push(i64::from_le_bytes(extent.try_into().expect("chunks of eight bytes")));
+    }
+    if has_strides == 0 {
+        extents.resize(2 * dimensions, 0);
+        let mut next = 1_i64;
+        for axis in (0..dimensions).rev() {
+            extents[dimensions + axis] = next;
+            next = next.checked_mul(extents[axis]).ok_or_else(malformed)?;
+        }
+    }
+    let (shape, strides) = extents.split_at(dimensions);
+    let len = element.size().and_then(|size| reach(size, shape, strides)).ok_or_else(malformed)?;
+    Ok(Description { element, extents, len })
+}

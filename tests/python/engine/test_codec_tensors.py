@@ -1,0 +1,186 @@
+"""Tensors that cross without pickle are in all respects such as torch makes over a buffer, by both ways of DLPack."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch's tensors need torch")
+
+import random_tensors  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:TypedStorage")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_items_arrive_as_pickle_would_make_them_and_their_memory_comes_back(seed):
+    random_tensors.run(seed, 15)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lease_lasts_exactly_as_long_as_anything_that_reaches_its_memory(seed):
+    random_tensors.hold_to_the_end(seed)
+
+
+BY_CAPSULES = """
+import warnings
+warnings.simplefilter("ignore")
+from torchdata._engine.items import tensors
+tensors.dlpack_ways = lambda ways=tensors.dlpack_ways: (None, *ways()[1:])
+import random_tensors
+random_tensors.hold_to_the_end(1)
+print(random_tensors.run(1, 15))
+"""
+
+
+def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive():
+    # In a process of its own: the codec looks once for the way.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", BY_CAPSULES]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == random_tensors.run(1, 15)
+
+
+def over_a_buffer(tensor):
+    """The same tensor over memory that is not torch's."""
+    return torch.frombuffer(bytearray(random_tensors.content(tensor)), dtype=tensor.dtype).view(tensor.shape)
+
+
+def resized_storage(tensor):
+    tensor.untyped_storage().resize_(1 << 20)
+
+
+def set_to_another(tensor):
+    return tensor.set_(torch.arange(3, dtype=tensor.dtype))
+
+
+def set_to_a_part(tensor):
+    return tensor.set_(tensor.untyped_storage(), 2, (2, 2))
+
+
+def shared(tensor):
+    assert tensor.share_memory_() is tensor
+    return tensor.is_shared(), tensor.fill_(3)
+
+
+def saved(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def graded(tensor):
+    leaf = tensor.requires_grad_()
+    (leaf * leaf).sum().backward()
+    return leaf.is_leaf, leaf.grad, leaf._version
+
+
+DONE_TO_IT = {
+    "nothing": lambda tensor: (tensor, tensor._version, tensor.is_leaf, tensor.is_inference(), tensor.is_pinned()),
+    "a write": lambda tensor: tensor.add_(1),
+    "a write to its array": lambda tensor: (tensor.numpy().fill(7), tensor),
+    "a write by its storage": lambda tensor: (tensor.untyped_storage().fill_(1), tensor),
+    "its storage": lambda tensor: (tensor.untyped_storage().nbytes(), sum(tensor.untyped_storage().tolist())),
+    "its storage is resizable": lambda tensor: tensor.untyped_storage().resizable(),
+    "its storage is resized": resized_storage,
+    "it grows": lambda tensor: tensor.resize_(200_000),
+    "it shrinks": lambda tensor: tensor.resize_(2),
+    "it is set to another": set_to_another,
+    "it is set to a part": set_to_a_part,
+    "its memory is shared": shared,
+    "it is pickled": lambda tensor: pickle.loads(pickle.dumps(tensor)),
+    "it is saved": saved,
+    "it is copied": copy.deepcopy,
+    "a view is saved": lambda tensor: saved(tensor.view(-1)[3:7]),
+    "it requires a gradient": graded,
+    "an attribute": lambda tensor: (setattr(tensor, "note", 1), tensor.__dict__),
+    "its data is another's": lambda tensor: setattr(tensor, "data", torch.zeros(2, dtype=tensor.dtype)),
+}
+
+
+def outcome(act, tensor):
+    """What an act gives and makes of a tensor, or says; in words."""
+    try:
+        result = act(tensor)
+    except Exception as error:
+        result = type(error), str(error)
+    try:
+        content = repr(tensor)
+    except RuntimeError as error:  # it is longer than its storage
+        content = str(error)
+    return repr((result, content, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad))
+
+
+@pytest.mark.parametrize("size", [12, 30_000])
+@pytest.mark.parametrize("name", DONE_TO_IT)
+def test_what_is_done_to_a_received_tensor_does_what_it_does_to_one_over_a_buffer(loopback, name, size):
+    sent = torch.arange(float(size)).view(3, -1)
+    received, other = loopback.one(sent), over_a_buffer(sent)
+    assert outcome(DONE_TO_IT[name], received) == outcome(DONE_TO_IT[name], other)
+    assert torch.equal(sent, torch.arange(float(size)).view(3, -1))
+
+
+def attributed(tensor):
+    tensor.note = "kept"
+    return tensor
+
+
+#: Tensors that are more than their elements, and what tells.
+MORE = {
+    "a gradient": (lambda: torch.ones(5, requires_grad=True), lambda t: t.requires_grad),
+    "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),
+    "a conjugate": (lambda: torch.full((5,), 1 + 2j).conj(), lambda t: t[0].item() == 1 - 2j),
+    "a negative": (lambda: torch.full((5,), 1 + 2j).conj().imag, lambda t: t[0].item() == -2),
+    "no elements": (lambda: torch.ones(0, 3), lambda t: t.shape == (0, 3)),
+    "no dimensions": (lambda: torch.tensor(3.0), lambda t: t.item() == 3),
+    "many dimensions": (lambda: torch.ones([1] * 300), lambda t: t.dim() == 300),
+    "of inference": (lambda: inferred(torch.arange(3)), lambda t: t.tolist() == [0, 1, 2]),
+    "on no device": (lambda: torch.ones(3, device="meta"), lambda t: t.device.type == "meta"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), lambda t: t.is_sparse),
+    "pairs of small floats": (
+        lambda: torch.tensor([1, 2], dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        lambda t: t.view(torch.uint8).tolist() == [1, 2],
+    ),
+}
+
+
+def inferred(tensor):
+    with torch.inference_mode():
+        return tensor + 0
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_tensor_that_is_more_than_its_elements_arrives_as_all_that_it_is(loopback, name):
+    make, tells = MORE[name]
+    if name == "pairs of small floats" and not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no type of four bits")
+    sent = make()
+    for item in (sent, [sent, 1]):
+        received = loopback.one(item)
+        received = received[0] if isinstance(item, list) else received
+        assert (type(received), received.dtype, received.shape) == (torch.Tensor, sent.dtype, sent.shape)
+        assert tells(received)
+
+
+def test_a_tensor_that_arrives_while_nothing_is_to_be_recorded_is_as_any_other_made_then(loopback):
+    with torch.no_grad():
+        assert loopback.one(torch.ones(3)).requires_grad_().requires_grad
+    with torch.inference_mode():
+        assert loopback.one(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_a_tensor_is_what_its_memory_holds_when_it_is_sent_although_only_a_part_of_a_storage_is_left(loopback):
+    tensor = torch.arange(5000)
+    part, cut = tensor[10:20], tensor[15:25]
+    tensor.untyped_storage().resize_(8 * 20)
+    assert loopback.one(part).tolist() == list(range(10, 20))
+    with pytest.raises(ValueError, match="clone it first"):
+        loopback.one(cut)
