@@ -194,7 +194,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 array::make_scalar(py, dtype, self.take(len)?)
             }
             Tag::Tensor => self.tensor(),
-            Tag::NamedTensor => self.named_tensor(),
+            Tag::OtherTensor => self.other_tensor(),
             Tag::Pickle => {
                 let pickled = self.bulk()?;
                 let count = self.count()?;
@@ -277,7 +277,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         tensor_over(self.py, element, extents, memory)
     }
 
-    fn named_tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
+    fn other_tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
         let len = usize::from(self.byte()?);
         let dtype = std::str::from_utf8(self.take(len)?).map_err(|_| malformed())?;
         let grad = self.byte()? != 0;

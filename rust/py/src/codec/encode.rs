@@ -362,9 +362,9 @@ impl Encoder {
 
     fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(tensor) = Exported::of(item)? else { return self.named_tensor(item, place) };
+        let Some(tensor) = Exported::of(item)? else { return self.other_tensor(item, place) };
         let (Some(layout), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len())) else {
-            return self.named_tensor(item, place);
+            return self.other_tensor(item, place);
         };
         let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
         let start = data as usize;
@@ -403,7 +403,7 @@ impl Encoder {
     }
 
     /// A tensor that DLPack does not describe, or not all of.
-    fn named_tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
+    fn other_tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         let py = item.py();
         let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
             helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
@@ -420,7 +420,7 @@ impl Encoder {
             self.pickle(item)?; // torch has no limit to the number of dimensions
             return Ok(());
         };
-        self.tag(Tag::NamedTensor);
+        self.tag(Tag::OtherTensor);
         self.payload.push(dtype_len);
         self.payload.extend_from_slice(dtype.as_bytes());
         self.payload.extend_from_slice(&[u8::from(grad), dimensions]);

@@ -72,7 +72,7 @@ pub enum Tag {
     /// nothing but elements
     Tensor,
     /// dtype name, requires_grad, shape, bulk: another dense tensor
-    NamedTensor,
+    OtherTensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
     /// item, which may be referred to: such items are numbered from zero on
@@ -100,7 +100,7 @@ impl Tag {
             Tag::Array,
             Tag::Scalar,
             Tag::Tensor,
-            Tag::NamedTensor,
+            Tag::OtherTensor,
             Tag::Pickle,
             Tag::Kept,
             Tag::Again,

@@ -49,9 +49,8 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// Appends the description of a tensor; `strides` if its elements do not lie in the order of their indices.
-///
-/// Returns whether there is a description: torch has no limit to the number of dimensions.
+/// Appends the description of a tensor of at most 255 dimensions; `strides` if its elements do not lie in the order of
+/// their indices.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {
