@@ -322,7 +322,7 @@ class ReadSource:
             self.NUM_YIELDED_KEY: self._before + given,
         }
         growth = self._work.queue.growth()
-        if growth is not None and growth[0]:
+        if growth is not None and growth > (0, self._limit):
             state[self.GROWTH_KEY] = [*growth]
         return {**state, self.AHEAD_KEY: ahead} if ahead else state
 

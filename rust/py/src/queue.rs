@@ -69,10 +69,11 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Notes that an item is given, with which there are `given`.
+    /// Notes that an item is given, with which there are `given`. Its slot was free before the size changes.
     fn note(&mut self, is_small: bool, given: u64) {
+        let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
-        self.reach = self.reach.max(given.saturating_add(self.size() as u64));
+        self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
     }
 }
 
