@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdata._engine.items.failures import describe, reraise
 
-__all__ = ["Failure", "MapEach", "not_the_end"]
+__all__ = ["Failed", "Failure", "MapEach", "not_the_end"]
 
 
 def not_the_end(what: str) -> RuntimeError:
@@ -37,12 +37,7 @@ class Failure:
 
     def raisable(self) -> BaseException:
         """The error, to be raised; out of another process, one like it."""
-        if self.description is None:
-            return self.error
-        try:
-            reraise(self.description)
-        except BaseException as error:
-            return error
+        return self.error if self.description is None else Failed.told(self.description).error
 
     def __reduce__(self) -> Any:
         return _described, (describe(self.error, name_of_this_process()),)
@@ -57,6 +52,25 @@ def _described(description: tuple[Any, ...]) -> Failure:
 def name_of_this_process() -> str:
     """The name of this process in messages."""
     return multiprocessing.current_process().name.removeprefix("torchdata ")
+
+
+class Failed:
+    """An error in the place of a result, to be raised there.
+
+    Args:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @classmethod
+    def told(cls, description: tuple[Any, ...]) -> Failed:
+        """One of another process, out of what describes it."""
+        try:
+            reraise(description)
+        except BaseException as error:
+            return cls(error)
 
 
 class MapEach:

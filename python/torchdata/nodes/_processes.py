@@ -1,8 +1,8 @@
 """The processes of a ParallelMapper: each takes items from a thread of the main process and gives back results.
 
 Role: main's side (`Workers`, `_Worker`) and the child's (`_Caller`), over a group of the engine: the link for commands
-carries items, the other one results. A thread sends an item and waits for the answer, so there is at most one item in a
-process.
+carries items, the other one results. A thread sends an item, or several small ones in one message, and waits for the
+answers. Each is a message of its own, so that a process that dies takes none along.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, ClassVar
 
-from torchdata._engine.items.failures import describe, reraise
+from torchdata._engine.items.failures import describe
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.links import default_budget
@@ -22,12 +23,15 @@ from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
-from torchdata.nodes._functions import not_the_end
+from torchdata.nodes._functions import Failed, not_the_end
+from torchdata.nodes._read_ahead import Several
 
 __all__ = ["Workers"]
 
 #: Seconds after which a wait for an answer looks whether the process lives.
 _SLICE = 0.2
+#: Seconds after which a process gives back the items that it has not begun: others may have time for them.
+_LONG = 0.01
 #: Seconds without an item after which main warns of who waits for whom; `DataLoader2` has the same.
 _STALL = 60.0
 
@@ -57,8 +61,8 @@ class Workers:
             outputs = group.start(replaces=restarts)
             if self._restarts is not None:
                 self._restarts.keep_forker()
-            self.functions: Sequence[Callable[[Any], Any]] = [
-                _Worker(group, number, link, patience, self._restarts).call for number, link in enumerate(outputs)
+            self.functions: Sequence[Several] = [
+                _Worker(group, number, link, patience, self._restarts).results for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
@@ -92,46 +96,74 @@ class _Worker:
         self._calling = threading.Lock()
         self._number = 0
 
-    def call(self, item: Any) -> Any:
-        """Returns the function's result for an item, computed in the process.
+    def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
+        """Calls the function with each item, in the process.
 
-        Raises:
-            WorkerExitedError: the process has died, and another one does not take its place.
-            BaseException: the function raised it there.
+        Yields lists of results as they come, an error in the place of the result that it is for, and None if the
+        process gives the rest back: it was at it for long.
+
+        Args:
+            items: what to call it with. A single one is let go of once it is sent.
         """
-        kept = None if self._restarts is None else item
+        count, at = len(items), 0
         with self._calling:
-            self._number += 1
             try:
-                answer = self._ask(item)
-                del item
-                while answer is None:
-                    self._replace()
-                    answer = self._ask(kept)
+                while at < count:
+                    try:
+                        self._send(items, at)
+                        while at < count:
+                            answers = self._receive()
+                            if answers is None:
+                                self._replace()
+                                break
+                            results: list[Any] = []
+                            for _, well, result in answers:
+                                if well:
+                                    results.append(result)
+                                    continue
+                                if results:
+                                    yield results
+                                    self._number, at, results = self._number + len(results), at + len(results), []
+                                if well is None:
+                                    yield None
+                                    return
+                                yield Failed.told(result)
+                                self._number, at = self._number + 1, at + 1
+                            del answers
+                            if results:
+                                yield results
+                                self._number, at = self._number + len(results), at + len(results)
+                            del results
+                    except Exception as error:  # of this item: it cannot be sent, or its process is gone for good
+                        yield Failed(error)
+                        self._number, at = self._number + 1, at + 1
             finally:
+                self._number += count - at  # answers to these are none to what comes next
                 self._patience.came_of(self._index)
-        _, well, result = answer
-        if not well:
-            reraise(result)
-        return result
 
-    def _ask(self, item: Any) -> tuple[int, bool, Any] | None:
-        """The answer for an item; None where the process has died, and another one may take its place."""
-        try:
-            self._commander.send_message((self._number, item), None, None, self._look)
-        except Gone:
-            return None
-        del item
-        return self._answer()
+    def _send(self, items: list[Any], at: int) -> None:
+        """Sends the items from a place on, if need be to another process."""
+        message = (self._number + 1, items[at:] if at else items)
+        while True:
+            try:
+                self._commander.send_message(message, None, None, self._look)
+                break
+            except Gone:
+                self._replace()
+        del message
+        if self._restarts is None and len(items) == 1:
+            items[0] = None
 
-    def _answer(self) -> tuple[int, bool, Any] | None:
-        """The answer to what was sent last; see `_ask`."""
+    def _receive(self) -> list[tuple[int, bool | None, Any]] | None:
+        """Waits for answers to what was sent last; None if the process has died, and another one may take its place."""
         while True:
             ended = self._process.ended  # before the look: what it had sent by then is there
-            answer = self._collector.receive(0, 0.0 if ended else _SLICE)
-            if answer is not None and answer[0] == self._number:
-                return answer  # type: ignore[no-any-return]
-            if answer is None and ended:
+            answers = self._collector.receive_some(0, 0.0 if ended else _SLICE)
+            if answers and answers[0][0] <= self._number:
+                answers = [answer for answer in answers if answer[0] > self._number]
+            if answers:
+                return answers
+            if ended:
                 if self._restarts is None:
                     self._members.check_alive([self._index])
                 return None
@@ -144,7 +176,7 @@ class _Worker:
         if group is None:
             members.report_exit(self._index)
         received, ended = [0] * members.num_workers, [False] * members.num_workers
-        received[self._index] = self._number - 1  # its items before this one
+        received[self._index] = self._number  # its items before this one
         with members.sending:  # threads may replace side by side
             places = restarts.on_death([self._index], received, ended, False)
             try:
@@ -182,14 +214,21 @@ class _Caller:
         """See `Runner`."""
         if command[0] == "stop":
             return False
-        number, item = command
+        number, items = command
         del command
-        answer = (False, self.failure) if self.failure is not None else self._answer(item)
-        del item
-        try:
-            self._sender.send_message((number, *answer))
-        except Exception as error:  # the result does not pickle
-            self._sender.send_message((number, False, describe(error, self._where)))
+        items.reverse()
+        until = monotonic() + _LONG
+        while items:
+            answer = (False, self.failure) if self.failure is not None else self._answer(items.pop())
+            try:
+                self._sender.send_message((number, *answer), more_comes=bool(items))
+            except Exception as error:  # the result does not pickle
+                self._sender.send_message((number, False, describe(error, self._where)), more_comes=bool(items))
+            del answer
+            number += 1
+            if items and monotonic() > until:
+                self._sender.send_message((number, None, None))
+                break
         return True
 
     def _answer(self, item: Any) -> tuple[bool, Any]:

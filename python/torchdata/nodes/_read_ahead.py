@@ -17,19 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.nodes._fields import Fields
-from torchdata.nodes._functions import not_the_end
+from torchdata.nodes._functions import Failed, not_the_end
 from torchdata.nodes._places import Unsaved, place_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
-__all__ = ["Function", "ReadSource"]
+__all__ = ["Function", "ReadSource", "Several"]
 
 #: The function that is called with each item; None hands items on as they are.
 Function = Callable[[Any], Any] | None
+#: Calls a function with each of some items elsewhere: see `_processes._Worker.results`.
+Several = Callable[[list[Any]], Iterator[list[Any] | Failed | None]]
+
+#: Most items that go elsewhere in one message, and seconds that they may take there.
+_MOST_TOGETHER, _TOGETHER = 128, 0.001
 
 
 class _Work(ReadAhead):
@@ -43,6 +49,7 @@ class _Work(ReadAhead):
         frequency: how many items there are from one snapshot to the next; 0 for none.
         place: a snapshot of the source, how many items after it are taken and dropped, and numbers of further ones that
             are.
+        grows: what `limit` grows to where items are small, and the growth of the place.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class _Work(ReadAhead):
         in_order: bool,
         frequency: int,
         place: tuple[Any, int, list[int]],
+        grows: tuple[int, int, int] | None,
     ) -> None:
         super().__init__(
             name,
@@ -63,6 +71,7 @@ class _Work(ReadAhead):
             keeps=False,
             when_closed=f"{name} was shut down: reset it, or make a new iterator of its Loader",
             place=place,
+            grows=grows,
         )
         self.name = name
         self.source = source
@@ -95,6 +104,42 @@ class _Work(ReadAhead):
                 queue.leave_source(slot)
                 self._call(function, slot, *entry)
             del entry  # or the thread would keep an item alive that the consumer is done with
+
+    def read(self) -> None:
+        """Takes items, and hands them to the threads that call. One thread runs it."""
+        queue, slot = self.queue, None
+        while slot is not None or (slot := queue.reserve()) is not None:
+            entry = self._take(slot, None)
+            slot = None if entry is None else queue.hand_over(slot, *entry)
+            del entry
+
+    def call(self, several: Several, sharers: int) -> None:
+        """Lets items be dealt with elsewhere: whatever is there, and never waits for more. Each other thread runs it.
+
+        Args:
+            several: what it calls.
+            sharers: how many threads there are of its kind.
+        """
+        queue, most = self.queue, 1
+        while (some := queue.claim_some(most, sharers)) is not None:
+            claimed, items = some
+            del some
+            count, begun = len(items), time.perf_counter()
+            for results in several(items):
+                if isinstance(results, list):
+                    done = len(results)
+                    queue.put_some(claimed[:done] if done < len(claimed) else claimed, results)
+                    del claimed[:done]
+                elif results is None:
+                    queue.hand_back(claimed, items[count - len(claimed) :])
+                else:
+                    slot, index, snapshot, _ = claimed.pop(0)
+                    queue.fail(slot, results.error, index, snapshot)
+                    del snapshot
+                del results
+            del items, claimed
+            each = (time.perf_counter() - begun) / count
+            most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / each)))
 
     def _take(self, slot: int, prepare: Callable[[], object] | None) -> tuple[Any, int, Any] | None:
         """The next item, its number, and a snapshot after it or None; None if there is no result to put down."""
@@ -175,12 +220,15 @@ class ReadSource:
         frequency: how many items there are from one snapshot to the next; 0 for none.
         state: where to begin: what `state` returned; None for the beginning.
         prepare: called in each thread first.
+        several: what each of other threads lets deal with some of the items, instead of `functions`: one more reads.
+        grows_to: how far more is read ahead, if small items are given; 0 for `limit`.
     """
 
     SNAPSHOT_KEY = "snapshot"
     STEPS_KEY = "steps_since_snapshot"
     AHEAD_KEY = "yielded_out_of_order"
     NUM_YIELDED_KEY = "num_yielded"
+    GROWTH_KEY = "read_ahead"
 
     #: Seconds that a reset waits for a thread to come out of the source, and for the source to be read on.
     patience: ClassVar[float] = 60.0
@@ -196,24 +244,31 @@ class ReadSource:
         frequency: int,
         state: dict[str, Any] | None,
         prepare: Callable[[], object] | None = None,
+        several: Sequence[Several] = (),
+        grows_to: int = 0,
     ) -> None:
         self._name = name
         self._source = source
         self._limit = limit
         #: How many items of the epoch were yielded before the snapshot.
         self._before = 0
+        row, ahead = 0, 0
         if state is None:
             source.reset(None)
             place: tuple[Any, int, list[int]] = (place_of(source), 0, [])
         else:
-            place = self._loaded(Fields(name, state))
+            fields = Fields(name, state)
+            place = self._loaded(fields)
+            if grows_to and self.GROWTH_KEY in fields:
+                row, ahead = self._grown(fields)
             source.reset(place[0])
         # Items in no fixed order are not known by their numbers again: the source's state must tell all there is.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1
         if type(place[0]) is Unsaved:
             frequency = 0
-        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place)
+        grows = (grows_to, row, ahead) if grows_to > limit else None
+        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place, grows)
         #: The next result. Raises the error of the function or of the source at its place; the next call gives the
         #: result after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
         #: another process's.
@@ -222,6 +277,25 @@ class ReadSource:
         for function in functions:
             if not self._work.start(self._work.serve, function, prepare):
                 break
+        if several:
+            self._start_several(several)
+
+    def _start_several(self, several: Sequence[Several]) -> None:
+        work, sharers = self._work, len(several)
+        work.start(work.read)
+        for number, one in enumerate(several):
+            if not work.start(work.call, one, sharers):
+                if number == 0:
+                    work.close()
+                    raise RuntimeError(f"{self._name} cannot start: the system has no more threads to give")
+                break
+
+    def _grown(self, fields: Fields) -> tuple[int, int]:
+        """The growth that a state holds."""
+        growth = fields.list_of(self.GROWTH_KEY)
+        if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
+            raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
+        return growth[0], growth[1]
 
     def _loaded(self, fields: Fields) -> tuple[Any, int, list[int]]:
         """The place that a state holds."""
@@ -247,6 +321,9 @@ class ReadSource:
             self.STEPS_KEY: steps,
             self.NUM_YIELDED_KEY: self._before + given,
         }
+        growth = self._work.queue.growth()
+        if growth is not None and growth > (0, self._limit):
+            state[self.GROWTH_KEY] = [*growth]
         return {**state, self.AHEAD_KEY: ahead} if ahead else state
 
     # -- the end ------------------------------------------------------------------------------------
@@ -273,7 +350,8 @@ class ReadSource:
     def _read_on(self, work: _Work) -> None:
         place = work.queue.place()
         assert place is not None
-        work.read_on_to = place[2] + self._limit
+        growth = work.queue.growth()
+        work.read_on_to = place[2] + (self._limit if growth is None else growth[1])
         if work.index >= work.read_on_to:
             return
         last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")

@@ -22,6 +22,9 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
+#: How many small items are read ahead for each process, at most.
+_FOR_EACH = 128
+
 
 class MapOverBatch(Generic[X, T]):
     """Makes of a function of items one of lists of them.
@@ -98,7 +101,7 @@ class _ThreadMapper(ThreadedNode[T]):
         in_order: bool,
         method: str,
         multiprocessing_context: str | None,
-        max_concurrent: int,
+        max_concurrent: int | None,
         snapshot_frequency: int,
         restarts: bool,
     ) -> None:
@@ -113,15 +116,16 @@ class _ThreadMapper(ThreadedNode[T]):
         self.restarts = restarts
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
-        functions: Sequence[Callable[[Any], Any]] = [self.map_fn] * self.num_workers
-        if self.method == "process":
-            if self._workers is None or not self._workers.serve_on:
-                self._end_workers()
-                self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context, self.restarts)
-            functions = self._workers.functions
-        run = self._begin_with([*functions], state, limit=self.max_concurrent, in_order=self.in_order)
-        if self._workers is not None:
-            self._workers.serve(run.queue)
+        options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
+        if self.method == "thread":
+            return self._begin_with([self.map_fn] * self.num_workers, state, **options)
+        if self._workers is None or not self._workers.serve_on:
+            self._end_workers()
+            self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context, self.restarts)
+        if self.max_concurrent is None:
+            options["grows_to"] = _FOR_EACH * self.num_workers
+        run = self._begin_with([], state, several=self._workers.functions, **options)
+        self._workers.serve(run.queue)
         return run
 
     def _repeats(self) -> bool:
@@ -178,7 +182,9 @@ class ParallelMapper(BaseNode[T]):
         method: `"thread"` or `"process"`.
         multiprocessing_context: how processes start: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's default.
         max_concurrent: most items that are taken from the source and not yet yielded; at most `num_workers`. None for
-            twice as many as that.
+            twice as many as that; over processes, up to 128 times as many while items and results are small (numbers,
+            short strings, tuples of such): one more for each eight that were yielded. Such items go to the processes
+            several at a time, those that are there.
         snapshot_frequency: how many items there are from one saved state of the source to the next, as for
             `Prefetcher`; with `prebatch`, how many batches.
         prebatch: how many items go to a worker together. Worth it if items are small; None for one by one.
@@ -253,7 +259,7 @@ class ParallelMapper(BaseNode[T]):
                 in_order,
                 method,
                 multiprocessing_context,
-                2 * self.num_workers if max_concurrent is None else max_concurrent,
+                max_concurrent,
                 self.snapshot_frequency,
                 on_worker_exit == "restart",
             )

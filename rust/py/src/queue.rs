@@ -11,9 +11,10 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PyTuple};
 use torchdata_core::process::fork;
 use torchdata_core::queue::ordered::{Claim, Hold, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, Place};
@@ -31,11 +32,13 @@ struct Entry {
     mark: Option<Py<PyAny>>,
     /// Whether a hold does not wait for the worker that has this item.
     is_plain: bool,
+    /// Whether the item is small, and the result, too.
+    is_small: bool,
 }
 
 impl Entry {
     fn new(content: Py<PyAny>) -> Self {
-        Self { content, index: None, mark: None, is_plain: false }
+        Self { content, index: None, mark: None, is_plain: false, is_small: false }
     }
 
     fn visit(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -45,6 +48,66 @@ impl Entry {
 }
 
 type Queue = OrderedQueue<Entry>;
+
+/// One more item is read ahead for so many small ones that were given in a row.
+const GROWTH: u64 = 8;
+
+/// How far is read ahead: farther, the more small items were given in a row. That follows from what was given alone, as does
+/// the place to which the source is read on where an epoch is left.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    least: usize,
+    most: usize,
+    /// How many small items were given since one that was not.
+    row: u64,
+    /// The greatest number of items that may have been taken from the source.
+    reach: u64,
+}
+
+impl Window {
+    fn size(&self) -> usize {
+        usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
+    }
+
+    /// Notes that an item is given, with which there are `given`. Its slot was free before the size changes.
+    fn note(&mut self, is_small: bool, given: u64) {
+        let before = self.size();
+        self.row = if is_small { self.row.saturating_add(1) } else { 0 };
+        self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
+    }
+}
+
+/// An item that was claimed: its slot, its number, the state of the source after it, and whether it is small.
+type Claimed = (Slot, Option<Index>, Option<Py<PyAny>>, bool);
+
+/// Strings up to this length are small.
+const SHORT: ffi::Py_ssize_t = 256;
+/// Tuples of so many such members are.
+const FEW: usize = 16;
+
+/// Whether an object takes little memory, and nobody can change it: then many may be read ahead, and go together.
+fn is_small(object: &Bound<'_, PyAny>) -> bool {
+    let is_member = |object: &Bound<'_, PyAny>| {
+        let pointer = object.as_ptr();
+        // SAFETY: looks at live objects of exact types, which cannot fail.
+        unsafe {
+            object.is_none()
+                || ffi::PyFloat_CheckExact(pointer) != 0
+                || ffi::PyBool_Check(pointer) != 0
+                || ffi::PyUnicode_CheckExact(pointer) != 0 && ffi::PyUnicode_GetLength(pointer) <= SHORT
+                || ffi::PyBytes_CheckExact(pointer) != 0 && ffi::PyBytes_Size(pointer) <= SHORT
+                || ffi::PyLong_CheckExact(pointer) != 0 && {
+                    let mut overflow = 0;
+                    ffi::PyLong_AsLongLongAndOverflow(pointer, &mut overflow);
+                    overflow == 0
+                }
+        }
+    };
+    match object.cast_exact::<PyTuple>() {
+        Ok(tuple) => tuple.len() <= FEW && tuple.iter_borrowed().all(|member| is_member(&member)),
+        Err(_) => is_member(object),
+    }
+}
 
 /// Waits for an event of the queue, however long; `sleep` returns whether it came within a slice.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
@@ -62,6 +125,8 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<Place<Py<PyAny>>>>,
+    /// If more is read ahead where items are small.
+    window: GilCell<Option<Window>>,
     /// The process that the worker threads live in, by the count of forks and by its number.
     generation: u64,
     process: u32,
@@ -102,10 +167,15 @@ impl ReadAheadQueue {
             Some(slot) => drop(queue.put(slot, outcome)),
             None => queue.append(outcome),
         }
-        if !self.keeps && queue.is_closed() {
-            drop(queue.drain()); // an error that lay there would keep its threads alive, through the frames of its traceback
-        }
+        self.drop_if_closed(queue);
         Ok(())
+    }
+
+    /// An error that lay there would keep its threads alive, through the frames of its traceback.
+    fn drop_if_closed(&self, queue: &Queue) {
+        if !self.keeps && queue.is_closed() {
+            drop(queue.drain());
+        }
     }
 
     /// Changes the place, and drops the marks that it needs no more after that.
@@ -122,7 +192,21 @@ impl ReadAheadQueue {
     /// The content of an entry that the consumer takes.
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
-            self.note(py, |place| place.note(index, entry.mark));
+            let mut given = 0;
+            self.note(py, |place| {
+                place.note(index, entry.mark);
+                given = place.given();
+            });
+            let size = self.window.with(py, |window| {
+                window.as_mut().and_then(|window| {
+                    let before = window.size();
+                    window.note(entry.is_small, given);
+                    (window.size() != before).then_some(window.size())
+                })
+            });
+            if let Some(size) = size {
+                self.queue.set_capacity(size);
+            }
         }
         entry.content
     }
@@ -135,7 +219,7 @@ impl ReadAheadQueue {
 #[pymethods]
 impl ReadAheadQueue {
     #[new]
-    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, place=None))]
+    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, place=None, grows=None))]
     fn new(
         name: String,
         capacity: usize,
@@ -143,13 +227,23 @@ impl ReadAheadQueue {
         keeps: bool,
         when_closed: Option<String>,
         place: Option<(Py<PyAny>, u64, Vec<Index>)>,
+        grows: Option<(usize, u64, u64)>,
     ) -> PyResult<Self> {
         if capacity == 0 {
             return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
         }
+        let place = place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead));
+        let given = place.as_ref().map_or(0, Place::given);
+        let window = grows.map(|(most, row, ahead)| {
+            let mut window = Window { least: capacity, most: most.max(capacity), row, reach: 0 };
+            window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
+            window
+        });
+        let capacity = window.map_or(capacity, |window| window.size());
         Ok(Self {
             queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
-            place: GilCell::new(place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead))),
+            place: GilCell::new(place),
+            window: GilCell::new(window),
             generation: fork::generation(),
             process: std::process::id(),
             name,
@@ -195,6 +289,63 @@ impl ReadAheadQueue {
     /// Says that the worker of a slot has left the source, and puts the outcome down later: no hold waits for that.
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
         self.get()?.leave_source(slot);
+        Ok(())
+    }
+
+    /// Hands the item of a slot to the threads that claim, and leaves the source; returns the next slot if there is one at
+    /// once. The arguments are those of `put`.
+    #[pyo3(signature = (slot, item, index, mark=None))]
+    fn hand_over(
+        &self,
+        py: Python<'_>,
+        slot: Slot,
+        item: Py<PyAny>,
+        index: Index,
+        mark: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Slot>> {
+        let queue = self.get()?;
+        let is_small = is_small(item.bind(py));
+        let next = queue.hand_over(slot, Entry { index: Some(index), mark, is_small, ..Entry::new(item) });
+        self.drop_if_closed(queue);
+        Ok(next)
+    }
+
+    /// Waits for items that were handed over, and takes some: only if all are small more than one, and `most` at most. None if
+    /// no more will come. What is taken is told by its slot, its number, its mark and whether it is small.
+    fn claim_some(&self, py: Python<'_>, most: usize, sharers: usize) -> PyResult<Option<(Vec<Claimed>, Vec<Py<PyAny>>)>> {
+        let queue = self.get()?;
+        loop {
+            match queue.claim_some(most, sharers, |entry| entry.is_small) {
+                None => return Ok(None),
+                Some(claimed) if claimed.is_empty() => wait_for(py, |slice| queue.wait_claimable_some(slice))?,
+                Some(claimed) => {
+                    return Ok(Some(
+                        claimed
+                            .into_iter()
+                            .map(|(slot, entry)| ((slot, entry.index, entry.mark, entry.is_small), entry.content))
+                            .unzip(),
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Puts down the results of items that were claimed.
+    fn put_some(&self, py: Python<'_>, claimed: Vec<Claimed>, results: Vec<Py<PyAny>>) -> PyResult<()> {
+        for ((slot, index, mark, was_small), result) in claimed.into_iter().zip(results) {
+            let is_small = was_small && is_small(result.bind(py));
+            self.settle(Some(slot), Outcome::Item(Entry { index, mark, is_small, ..Entry::new(result) }))?;
+        }
+        Ok(())
+    }
+
+    /// Gives items back that were claimed, for any thread to claim.
+    fn hand_back(&self, claimed: Vec<Claimed>, items: Vec<Py<PyAny>>) -> PyResult<()> {
+        let queue = self.get()?;
+        let entries = claimed.into_iter().zip(items).map(|((slot, index, mark, is_small), item)| {
+            (slot, Entry { index, mark, is_small, ..Entry::new(item) })
+        });
+        drop(queue.hand_back(entries.collect()));
         Ok(())
     }
 
@@ -286,6 +437,14 @@ impl ReadAheadQueue {
             let place = place.as_ref()?;
             Some((place.mark().clone_ref(py), place.steps(), place.given(), place.ahead().collect()))
         })
+    }
+
+    /// How many small items were given in a row, and how many more may have been taken than were given; None if it does
+    /// not matter.
+    fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
+        let given = self.place.with(py, |place| place.as_ref().map_or(0, Place::given));
+        let window = self.window.with(py, |window| *window)?;
+        Some((window.row, window.reach.saturating_sub(given)))
     }
 
     // -- both ---------------------------------------------------------------------------------------

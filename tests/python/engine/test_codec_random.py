@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
+import uuid
 from collections import namedtuple
 
 import numpy as np
@@ -104,7 +106,8 @@ strings = st.builds(
 )
 blobs = st.builds(lambda byte, length: byte * length, st.sampled_from([b"x", b"\0"]), st.sampled_from(LENGTHS))
 scalars = st.sampled_from([np.float32(1.5), np.int8(3), np.datetime64("2020-01-01"), np.timedelta64("NaT", "ns")])
-leaves = st.none() | st.integers() | st.floats(allow_nan=False) | strings | blobs | arrays | scalars
+moments = st.datetimes() | st.datetimes(timezones=st.just(datetime.UTC)) | st.dates() | st.timedeltas() | st.uuids()
+leaves = st.none() | st.integers() | st.floats(allow_nan=False) | strings | blobs | arrays | scalars | moments
 
 
 def combined(inner):
@@ -168,7 +171,9 @@ class Comparison:
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):
             return len(value) > 0
-        return isinstance(value, (list, dict, np.ndarray, Sample, Slotted))
+        return isinstance(
+            value, (list, dict, np.ndarray, Sample, Slotted, datetime.date, datetime.timedelta, uuid.UUID)
+        )
 
     @staticmethod
     def check_array(sent, received):

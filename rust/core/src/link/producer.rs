@@ -291,6 +291,18 @@ impl Producer {
         Ok(pushed)
     }
 
+    /// Pushes anything else behind which more comes at once: its wake-up may be put off, as that of an item.
+    pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        let (pushed, _) = self.write(kind, parts, payload)?;
+        self.streaming &= pushed == Push::Full;
+        if pushed == Push::Full {
+            self.flush();
+        } else if self.wake.published(&self.peer) {
+            add(&self.flow.wakes, 1);
+        }
+        Ok(pushed)
+    }
+
     /// Pushes a unit that nobody waits for, if there is room at once; returns whether there was.
     ///
     /// Behind a unit that is whole, that is, not between fragments and theirs.

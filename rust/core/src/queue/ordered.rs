@@ -7,6 +7,9 @@
 //!   puts its result down, and takes the item from there;
 //! - [`OrderedQueue::try_claim`]: the consumer has submitted an item, which the worker takes.
 //!
+//! Or one worker reserves and hands over what it takes ([`OrderedQueue::hand_over`]), and others claim several such items
+//! at a time ([`OrderedQueue::claim_some`]).
+//!
 //! Then the worker puts down the outcome of the slot. Results come in the order of the slots, or as they are ready.
 //! A thread that holds the queue (see [`OrderedQueue::hold`]) sees every item that was made. Any number of threads may
 //! hold it, each for itself.
@@ -152,6 +155,23 @@ struct Pending<T> {
     busy: bool,
 }
 
+/// Workers that sleep for the same thing.
+#[derive(Debug, Default)]
+struct Idle {
+    count: usize,
+    /// Whether one was woken that has not run since: one wake-up is enough.
+    waking: bool,
+}
+
+impl Idle {
+    /// Whether one of them is to be woken, if there is something to do.
+    fn wake(&mut self, has_work: bool) -> bool {
+        let wake = has_work && self.count > 0 && !self.waking;
+        self.waking |= wake;
+        wake
+    }
+}
+
 #[derive(Debug)]
 struct State<T> {
     /// Outcomes in the order in which the consumer gets them.
@@ -173,9 +193,9 @@ struct State<T> {
     broken: bool,
     /// Whether the consumer has seen the end.
     ended: bool,
-    /// How many workers sleep, and whether one was woken that has not run since: one wake-up is enough.
-    idle: usize,
-    waking: bool,
+    /// Workers that sleep until they may reserve, and those that sleep until there is something to claim.
+    reserving: Idle,
+    claiming: Idle,
     /// How many consumers sleep for want of an outcome (there is one, but for errors of its user's), and whether they were
     /// woken and have not run since.
     hungry: usize,
@@ -204,9 +224,13 @@ impl<T> State<T> {
         self.closed || self.finished
     }
 
-    /// Whether a worker that sleeps would find something to do. Workers of one queue either reserve or claim.
-    fn has_work(&self) -> bool {
-        self.is_over() || self.holds == 0 && (!self.waiting.is_empty() || self.may_reserve())
+    fn may_claim(&self) -> bool {
+        self.holds == 0 && !self.waiting.is_empty()
+    }
+
+    /// Whether there will be nothing more to claim: all that was handed over was claimed, and no more comes.
+    fn is_claimed(&self) -> bool {
+        self.closed || self.finished && self.waiting.is_empty()
     }
 
     fn add(&mut self, phase: Phase<T>, busy: bool) -> Slot {
@@ -246,7 +270,8 @@ impl<T> State<T> {
 pub struct OrderedQueue<T> {
     in_order: bool,
     state: Mutex<State<T>>,
-    /// Told of what workers wait for.
+    /// Told of what workers wait for that reserve, and of what those wait for that claim.
+    room: Condvar,
     work: Condvar,
     /// Told of what holders wait for.
     still: Condvar,
@@ -271,15 +296,16 @@ impl<T> OrderedQueue<T> {
             finished: false,
             broken: false,
             ended: false,
-            idle: 0,
-            waking: false,
+            reserving: Idle::default(),
+            claiming: Idle::default(),
             hungry: 0,
             fed: false,
             capacity: capacity.max(1),
             was_full: false,
             lacked: false,
         };
-        Self { in_order, state: Mutex::new(state), work: Condvar::new(), still: Condvar::new(), filled: Condvar::new() }
+        let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
+        Self { in_order, state: Mutex::new(state), room, work, still, filled }
     }
 
     /// A thread that panicked held the lock between plain assignments, so the data is whole.
@@ -338,12 +364,18 @@ impl<T> OrderedQueue<T> {
 
     /// Wakes those who have something to do now: a worker, the consumer, and holders.
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
-        let work = state.idle > 0 && !state.waking && state.has_work();
-        state.waking |= work;
+        let over = state.is_over();
+        let room = over || state.may_reserve();
+        let room = state.reserving.wake(room);
+        let work = over || state.may_claim();
+        let work = state.claiming.wake(work);
         let filled = state.hungry > 0 && !state.fed && !state.ready.is_empty();
         state.fed |= filled;
         let still = state.busy == 0 && (state.holds > 0 || state.closed);
         drop(state);
+        if room {
+            self.room.notify_one();
+        }
         if work {
             self.work.notify_one();
         }
@@ -355,13 +387,18 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Sleeps as a worker, up to `slice`.
-    fn idle<'a>(&'a self, mut state: MutexGuard<'a, State<T>>, slice: Duration) -> MutexGuard<'a, State<T>> {
-        state.idle += 1;
-        let mut state = sleep(&self.work, state, slice);
-        state.idle -= 1;
-        state.waking = false;
-        state
+    /// Sleeps until there is something to claim or `over`, up to `timeout`, and returns whether there is.
+    fn wait_for_work(&self, timeout: Duration, over: impl Fn(&State<T>) -> bool) -> bool {
+        let begun = Begun::now(timeout);
+        let mut state = self.lock();
+        while !over(&state) && !state.may_claim() {
+            let Some(slice) = begun.slice() else { return false };
+            state.claiming.count += 1;
+            state = sleep(&self.work, state, slice);
+            state.claiming.count -= 1;
+            state.claiming.waking = false;
+        }
+        true
     }
 
     /// Waits up to `timeout` for the source, and for a slot for its next item. To be called by a worker.
@@ -379,7 +416,10 @@ impl<T> OrderedQueue<T> {
             }
             let Some(slice) = begun.slice() else { return Reserve::TimedOut };
             state.was_full |= state.holds == 0 && !state.has_room();
-            state = self.idle(state, slice);
+            state.reserving.count += 1;
+            state = sleep(&self.room, state, slice);
+            state.reserving.count -= 1;
+            state.reserving.waking = false;
         }
     }
 
@@ -387,13 +427,12 @@ impl<T> OrderedQueue<T> {
     ///
     /// Takes nothing out: if the items are Python objects, a thread without the GIL must not move references.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
-        let mut state = self.lock();
-        while !state.closed && (state.holds > 0 || state.waiting.is_empty()) {
-            let Some(slice) = begun.slice() else { return false };
-            state = self.idle(state, slice);
-        }
-        true
+        self.wait_for_work(timeout, |state| state.closed)
+    }
+
+    /// The same for [`claim_some`](Self::claim_some).
+    pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
+        self.wait_for_work(timeout, State::is_claimed)
     }
 
     /// The first submitted item that no worker has, if there is one. To be called by a worker.
@@ -419,6 +458,71 @@ impl<T> OrderedQueue<T> {
         state.busy += usize::from(busy);
         self.tell(state);
         Claim::Given(slot, given)
+    }
+
+    /// Leaves the source, and hands its item to whichever worker claims it. Reserves the next slot if that needs no wait.
+    /// To be called by the worker at the source.
+    pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
+        let mut state = self.lock();
+        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        state.settle(at);
+        state.pending[at].phase = Phase::Waiting(item);
+        state.waiting.push_back(slot);
+        let mut next = None;
+        if !state.is_over() && state.may_reserve() {
+            state.source_taken = true;
+            next = Some(state.add(Phase::Making, true));
+        }
+        self.tell(state);
+        next
+    }
+
+    /// Items that were handed over, in their order: none if there are none at the moment, None if no more will come.
+    ///
+    /// One of `sharers` workers gets its share of what waits, `most` at most. Items come together only if each of them
+    /// `joins`, which is called under the lock and must not call back.
+    pub fn claim_some(&self, most: usize, sharers: usize, joins: impl Fn(&T) -> bool) -> Option<Vec<(Slot, T)>> {
+        let mut state = self.lock();
+        if state.is_claimed() {
+            self.tell(state);
+            return None;
+        }
+        let mut claimed = Vec::new();
+        if state.holds == 0 {
+            let most = most.min(state.waiting.len().div_ceil(sharers.max(1)));
+            while let Some(&slot) = state.waiting.front() {
+                let Some(at) = state.find(slot) else { unreachable!("what waits has a slot") };
+                let Phase::Waiting(item) = &state.pending[at].phase else { unreachable!("it waits") };
+                let alone = !joins(item);
+                if !claimed.is_empty() && (alone || claimed.len() >= most) {
+                    break;
+                }
+                state.waiting.pop_front();
+                if let Phase::Waiting(item) = std::mem::replace(&mut state.pending[at].phase, Phase::Making) {
+                    claimed.push((slot, item));
+                }
+                if alone {
+                    break;
+                }
+            }
+        }
+        self.tell(state);
+        Some(claimed)
+    }
+
+    /// Gives items back that were claimed, to be claimed again before all others. Returns what nobody wants any more.
+    pub fn hand_back(&self, items: Vec<(Slot, T)>) -> Vec<T> {
+        let mut state = self.lock();
+        if state.closed {
+            return items.into_iter().map(|(_, item)| item).collect();
+        }
+        for (slot, item) in items.into_iter().rev() {
+            let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+            state.pending[at].phase = Phase::Waiting(item);
+            state.waiting.push_front(slot);
+        }
+        self.tell(state);
+        Vec::new()
     }
 
     /// Adds an item for the workers, behind all others and over the capacity if need be. To be called by the consumer.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use numpy::npyffi::npy_intp;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use torchdata_core::link::consumer::Buffer;
 
 use super::array::{self, MOST_DIMENSIONS, Order};
@@ -16,6 +16,7 @@ use super::helpers::helpers;
 use super::source::LONG_COPY;
 use super::tensor::{self, Description};
 use super::{Tag, malformed};
+use super::{moments, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
@@ -158,10 +159,19 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
             Tag::BigInt => {
                 let len = self.length()?;
-                let bytes = PyBytes::new(py, self.take(len)?);
-                let signed = PyDict::new(py);
-                signed.set_item("signed", true)?;
-                py.get_type::<pyo3::types::PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed))
+                numbers::from_bytes(py, self.take(len)?)
+            }
+            Tag::Digits => {
+                let len = self.length()?;
+                numbers::from_digits(py, self.take(len)?)
+            }
+            // SAFETY: a new reference, or NULL with an exception set.
+            Tag::Unsigned => unsafe {
+                Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(self.word()?))
+            },
+            Tag::Numbers => self.numbers(),
+            Tag::DateTime | Tag::DateTimeUtc | Tag::Date | Tag::Time | Tag::TimeUtc | Tag::TimeDelta | Tag::Uuid => {
+                moments::make(py, tag, self.take(moments::size(tag))?)
             }
             Tag::Float => Ok(f64::from_bits(self.word()?).into_pyobject(py)?.into_any()),
             Tag::Str => Ok(self.bulk()?.to_str(py)?.into_any()),
@@ -214,6 +224,20 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 let number = self.length()?;
                 self.kept.get(number).cloned().ok_or_else(malformed)
             }
+        }
+    }
+
+    /// A tuple, a list or a batch of numbers.
+    fn numbers(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        let container = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;
+        let element = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;
+        let len = self.length()?;
+        let bytes = self.take(numbers::block_bytes(element, len)?)?;
+        let sequence = numbers::read_block(self.py, container == Tag::Tuple, element, bytes)?;
+        match container {
+            Tag::Tuple | Tag::List => Ok(sequence),
+            Tag::DataChunk => helpers(self.py)?.data_chunk.bind(self.py).call1((sequence,)),
+            _ => Err(malformed()),
         }
     }
 

@@ -15,6 +15,8 @@ use torchdata_core::link::arena::Arena;
 use super::array;
 use super::dlpack::Exported;
 use super::helpers::{Kind, helpers, kind_of};
+use super::moments;
+use super::numbers::{self, Whole};
 use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
@@ -77,8 +79,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
-    /// Long strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps
-    /// them where they are.
+    /// Long strings of the item, text and bytes, times and UUIDs that something else refers to as well: their numbers,
+    /// and what keeps them where they are.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
     spans: BTreeMap<usize, usize>,
@@ -142,7 +144,7 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is
+    /// Refers to a string of `len` characters or bytes, or the like, that is in the item already. One that nothing else refers to is
     /// not, as for `visit`; any other is noted, and announced as one that may come again.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         // SAFETY: reads the reference count of a live object.
@@ -243,6 +245,12 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
+            // SAFETY: an exact tuple, whose members are borrowed while it lives.
+            let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
+            // SAFETY: as above.
+            if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
+                return Ok(());
+            }
             self.tag(Tag::Tuple);
             self.length(tuple.len());
             let within = place.within(item);
@@ -282,13 +290,23 @@ impl Encoder {
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
+            kind @ (Kind::DateTime | Kind::Date | Kind::Time | Kind::TimeDelta | Kind::Uuid) => {
+                self.moment(item, kind, place.depth)
+            }
             Kind::Other => self.other(item, place.depth),
         }
     }
 
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
-        self.tag(tag);
         let len = list.len();
+        let object = list.as_ptr();
+        // SAFETY: a list of so many members, which are borrowed while nobody can change it.
+        let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
+        // SAFETY: as above.
+        if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
+            return Ok(());
+        }
+        self.tag(tag);
         self.length(len);
         for index in 0..len {
             self.put(&list.get_item(index)?, within)?;
@@ -297,23 +315,43 @@ impl Encoder {
     }
 
     fn integer(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        let mut overflow = 0;
-        // SAFETY: an exact int, checked by the caller; overflow is reported, not raised.
-        let value = unsafe { ffi::PyLong_AsLongLongAndOverflow(item.as_ptr(), &mut overflow) };
-        if overflow == 0 {
-            self.tag(Tag::Int);
-            self.payload.extend_from_slice(&value.to_le_bytes());
-            return Ok(());
+        // SAFETY: an exact int, checked by the caller.
+        match unsafe { numbers::whole(item.as_ptr()) } {
+            Whole::Signed(value) => {
+                self.tag(Tag::Int);
+                self.payload.extend_from_slice(&value.to_le_bytes());
+            }
+            Whole::Unsigned(value) => {
+                self.tag(Tag::Unsigned);
+                self.payload.extend_from_slice(&value.to_le_bytes());
+            }
+            Whole::Digits => {
+                let digits = numbers::digits(item)?;
+                let digits = digits.to_str()?.as_bytes();
+                self.reserve(digits.len() + 1)?;
+                self.tag(Tag::Digits);
+                self.length(digits.len() + 1);
+                self.payload.extend_from_slice(digits);
+                self.payload.push(0);
+            }
+            Whole::Bytes => {
+                let bytes = numbers::bytes(item)?;
+                self.reserve(bytes.as_bytes().len())?;
+                self.tag(Tag::BigInt);
+                self.length(bytes.as_bytes().len());
+                self.payload.extend_from_slice(bytes.as_bytes());
+            }
         }
-        let py = item.py();
-        let bits: usize = item.call_method0("bit_length")?.extract()?;
-        let len = bits / 8 + 1;
-        let signed = PyDict::new(py);
-        signed.set_item("signed", true)?;
-        let bytes = item.call_method("to_bytes", (len, "little"), Some(&signed))?;
-        self.tag(Tag::BigInt);
-        self.length(len);
-        self.payload.extend_from_slice(bytes.cast::<PyBytes>().map_err(PyErr::from)?.as_bytes());
+        Ok(())
+    }
+
+    /// A time or a UUID: a value, yet pickle keeps its identity, and so it is kept here.
+    fn moment(&mut self, item: &Bound<'_, PyAny>, kind: Kind, depth: usize) -> Result<(), Stop> {
+        let Some((tag, bytes)) = moments::parts(item, kind)? else { return self.other(item, depth) };
+        if !self.is_again(item, LONG_STRING)? {
+            self.tag(tag);
+            self.payload.extend_from_slice(&bytes[..moments::size(tag)]);
+        }
         Ok(())
     }
 

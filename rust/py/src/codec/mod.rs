@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! item    := tag value
-//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see Tag)
+//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see Tag; numbers in a row are a block: `numbers`)
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! Only exact built-in types, NumPy arrays and scalars of plain dtypes, torch's dense CPU tensors and our own batches
-//! are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle if pickle
+//! Only exact built-in types, times and UUIDs of the standard library, NumPy arrays and scalars of plain dtypes, torch's
+//! dense CPU tensors and our own batches are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle if pickle
 //! cannot. A long string that appears twice is sent once and referred to; any other object that does sends the whole
 //! item through pickle, which keeps identity.
 
@@ -18,6 +18,8 @@ mod dlpack;
 mod dtype;
 mod encode;
 mod helpers;
+mod moments;
+mod numbers;
 mod source;
 mod tensor;
 
@@ -79,12 +81,26 @@ pub enum Tag {
     Kept,
     /// number: the same object as the kept item of that number
     Again,
+    /// u64, of an int that is no i64
+    Unsigned,
+    /// len, sign and hexadecimal digits as `hex` writes them, and a zero
+    Digits,
+    /// container, element, len, values (see `numbers`)
+    Numbers,
+    /// bytes (see `moments`)
+    DateTime,
+    DateTimeUtc,
+    Date,
+    Time,
+    TimeUtc,
+    TimeDelta,
+    Uuid,
 }
 
 impl Tag {
     /// The tag behind a byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Tag; 19] = [
+        const ALL: [Tag; 29] = [
             Tag::None,
             Tag::False,
             Tag::True,
@@ -104,6 +120,16 @@ impl Tag {
             Tag::Pickle,
             Tag::Kept,
             Tag::Again,
+            Tag::Unsigned,
+            Tag::Digits,
+            Tag::Numbers,
+            Tag::DateTime,
+            Tag::DateTimeUtc,
+            Tag::Date,
+            Tag::Time,
+            Tag::TimeUtc,
+            Tag::TimeDelta,
+            Tag::Uuid,
         ];
         ALL.get(usize::from(byte)).copied()
     }

@@ -317,6 +317,13 @@ impl Collector {
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
+    /// All messages that have come from `peer`; waits for the first one as `receive` does.
+    #[pyo3(signature = (peer, seconds = None))]
+    fn receive_some<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        self.access.check_owner()?;
+        self.access.hold()?.receive_some(py, peer, seconds.map(duration))
+    }
+
     /// Looks at nothing while a thread reads: its reference shows that this is no garbage. The lock is taken and let go
     /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -48,6 +48,8 @@ pub(super) struct Outlet {
     /// The control link: what waits there interrupts the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
+    /// Whether another message follows at once, so that the peer need not be woken for this one.
+    pub more_comes: bool,
     /// A unit that was begun and is not out yet.
     pub departing: Option<Departing>,
     /// Whether all items of the pass were made, and only ends are to be sent.
@@ -117,6 +119,7 @@ impl Outlet {
             own,
             control,
             encoder: Encoder::default(),
+            more_comes: false,
             departing: None,
             ending: false,
             deadline: None,
@@ -289,8 +292,10 @@ impl Outlet {
             true => (*kind, &encoder.payload[..]),
             false => (*kind | kind::PAYLOAD_IN_BUFFER, &[][..]),
         };
+        let soon = self.more_comes;
         self.push_with(py, *target, parts.len(), payload.len(), tick, |producer| match kind & kind::WHAT {
             kind::ITEM => producer.push_item(kind, parts, payload),
+            _ if soon => producer.push_soon(kind, parts, payload),
             _ => producer.push(kind, parts, payload),
         })
     }

@@ -373,6 +373,27 @@ impl Reader {
         }
     }
 
+    /// All messages that have come from a peer; waits for the first as `receive` does.
+    pub fn receive_some<'py>(
+        &mut self,
+        py: Python<'py>,
+        peer: usize,
+        limit: Option<Duration>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let mut messages: Vec<_> = self.receive(py, peer, limit)?.into_iter().collect();
+        if messages.is_empty() {
+            return Ok(messages);
+        }
+        let consumer = &mut self.peers.all_mut()[peer].consumer;
+        let mut unit = Unit::default();
+        while consumer.take(&mut unit).map_err(errors::take)? {
+            if unit.kind & kind::WHAT == kind::MESSAGE {
+                messages.push(decode(py, &unit, true)?);
+            }
+        }
+        Ok(messages)
+    }
+
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.watch.traverse(visit)?;
         self.peers.traverse(visit)?;

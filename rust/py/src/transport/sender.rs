@@ -253,10 +253,10 @@ impl Sender {
     ///
     /// `order` is the epoch, or what is beyond all epochs, that the message orders, if any: it ends what the peer runs.
     /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not
-    /// sent.
+    /// sent. If `more_comes` at once, the peer may be woken a little later.
     ///
     /// Raises TimeoutError if the peer does not read.
-    #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
+    #[pyo3(signature = (message, seconds = None, order = None, tick = None, more_comes = false))]
     fn send_message(
         &self,
         py: Python<'_>,
@@ -264,6 +264,7 @@ impl Sender {
         seconds: Option<f64>,
         order: Option<u64>,
         tick: Option<&Bound<'_, PyAny>>,
+        more_comes: bool,
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(order) = order {
@@ -271,8 +272,10 @@ impl Sender {
         }
         outlet.deadline = deadline(seconds);
         outlet.depart(0, kind::MESSAGE, message)?;
+        outlet.more_comes = more_comes;
         let sent = outlet.go_on_with(py, tick);
         outlet.deadline = None;
+        outlet.more_comes = false;
         sent.map(drop)
     }
 

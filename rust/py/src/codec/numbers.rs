@@ -1,0 +1,265 @@
+//! Numbers: ints of any size, and runs of ints, floats or bools as one block.
+//!
+//! ```text
+//! block := Tag::Numbers container element len value*    (container and element are tags, a value has no tag)
+//! ```
+//!
+//! A sequence becomes a block if it has two members or more, all of the same exact type: ints that fit into one kind of
+//! word, floats, or bools. Python keeps no identity of numbers, and neither does pickle.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
+
+use super::{Tag, malformed};
+
+/// How an exact int is sent.
+pub enum Whole {
+    Signed(i64),
+    Unsigned(u64),
+    /// One below 2 to the 1024: by its digits, as `hex` writes them.
+    Digits,
+    /// Any other: by its bytes. Digits would take longer.
+    Bytes,
+}
+
+/// Bytes of a value of a block.
+fn width(element: Tag) -> usize {
+    if element == Tag::True { 1 } else { 8 }
+}
+
+/// The form in which an exact int is sent. No error is pending afterwards.
+///
+/// # Safety
+/// `object` is a live int, and the GIL is held.
+pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
+    /// 2 to the 64, which the last numbers below it are rounded to.
+    const LIMIT: f64 = 18_446_744_073_709_551_616.0;
+    let mut overflow = 0;
+    // SAFETY: as promised above. The first call reports an overflow, and does not raise; the second returns -1 if it
+    // raises, and the third `u64::MAX`.
+    unsafe {
+        let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
+        if overflow == 0 {
+            return Whole::Signed(value);
+        }
+        let near = ffi::PyLong_AsDouble(object);
+        if near == -1.0 {
+            ffi::PyErr_Clear();
+            return Whole::Bytes;
+        }
+        if !(0.0..=LIMIT).contains(&near) {
+            return Whole::Digits; // to tell that by an exception would cost more than the int
+        }
+        let value = ffi::PyLong_AsUnsignedLongLong(object);
+        if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
+            ffi::PyErr_Clear();
+            return Whole::Digits;
+        }
+        Whole::Unsigned(value)
+    }
+}
+
+/// An int as `hex` writes it.
+pub fn digits<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
+    // SAFETY: a live object; a new reference, or NULL with an exception set.
+    let text = unsafe { Bound::from_owned_ptr_or_err(item.py(), ffi::PyNumber_ToBase(item.as_ptr(), 16))? };
+    Ok(text.cast_into::<PyString>()?)
+}
+
+/// The int that `digits` were made of, from the bytes of these with a zero behind them.
+pub fn from_digits<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let text = CStr::from_bytes_with_nul(bytes).map_err(|_| malformed())?;
+    // SAFETY: a C string; a new reference, or NULL with an exception set.
+    let int = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromString(text.as_ptr(), ptr::null_mut(), 16)) };
+    int.map_err(|error| if error.is_instance_of::<PyMemoryError>(py) { error } else { malformed() })
+}
+
+/// The bytes of an int: two's complement, little-endian.
+pub fn bytes<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let bits: usize = item.call_method0("bit_length")?.extract()?;
+    let bytes = item.call_method("to_bytes", (bits / 8 + 1, "little"), Some(&signed(item.py())?))?;
+    Ok(bytes.cast_into::<PyBytes>()?)
+}
+
+/// The int that has these `bytes`.
+pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = PyBytes::new(py, bytes);
+    py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed(py)?))
+}
+
+fn signed(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item("signed", true)?;
+    Ok(options)
+}
+
+/// Appends the block of a sequence of `len` members, or appends nothing and returns false if it is none.
+///
+/// # Safety
+/// `member` returns a borrowed reference to the member of a live sequence for each number below `len`, or NULL without
+/// running Python code. The GIL is held.
+pub unsafe fn put_block(
+    payload: &mut Vec<u8>,
+    container: Tag,
+    len: usize,
+    member: impl Fn(usize) -> *mut ffi::PyObject,
+) -> bool {
+    if len < 2 {
+        return false;
+    }
+    // SAFETY: as promised above; what follows looks at types and reads numbers, which runs no Python code.
+    unsafe {
+        let first = member(0);
+        let second = member(1);
+        if first.is_null() || second.is_null() || ffi::Py_TYPE(first) != ffi::Py_TYPE(second) {
+            return false;
+        }
+        let element = if ffi::PyLong_CheckExact(first) != 0 {
+            Tag::Int
+        } else if ffi::PyFloat_CheckExact(first) != 0 {
+            Tag::Float
+        } else if ffi::PyBool_Check(first) != 0 {
+            Tag::True
+        } else {
+            return false;
+        };
+        let Some(bytes) = len.checked_mul(width(element)) else { return false };
+        if payload.try_reserve(bytes.saturating_add(11)).is_err() {
+            return false; // member by member there may be no memory either, and that says so
+        }
+        let start = payload.len();
+        payload.extend_from_slice(&[Tag::Numbers as u8, container as u8, element as u8]);
+        payload.extend_from_slice(&(len as u64).to_le_bytes());
+        let whole = match element {
+            Tag::Int => put_ints(payload, start + 2, len, member),
+            Tag::Float => put_floats(payload, len, member),
+            _ => put_bools(payload, len, member),
+        };
+        if !whole {
+            payload.truncate(start);
+        }
+        whole
+    }
+}
+
+/// Appends ints, and says at `place` whether their words have a sign. False if some do and others can have none.
+unsafe fn put_ints(
+    payload: &mut Vec<u8>,
+    place: usize,
+    len: usize,
+    member: impl Fn(usize) -> *mut ffi::PyObject,
+) -> bool {
+    let (mut negative, mut large) = (false, false);
+    for index in 0..len {
+        // SAFETY: as for `put_block`.
+        let word = unsafe {
+            let object = member(index);
+            if object.is_null() || ffi::PyLong_CheckExact(object) == 0 {
+                return false;
+            }
+            match whole(object) {
+                Whole::Signed(value) => {
+                    negative |= value < 0;
+                    value as u64
+                }
+                Whole::Unsigned(value) => {
+                    large = true;
+                    value
+                }
+                Whole::Digits | Whole::Bytes => return false,
+            }
+        };
+        payload.extend_from_slice(&word.to_le_bytes());
+    }
+    if large {
+        payload[place] = Tag::Unsigned as u8;
+    }
+    !(negative && large)
+}
+
+unsafe fn put_floats(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+    for index in 0..len {
+        // SAFETY: as for `put_block`; reading an exact float cannot fail.
+        let value = unsafe {
+            let object = member(index);
+            if object.is_null() || ffi::PyFloat_CheckExact(object) == 0 {
+                return false;
+            }
+            ffi::PyFloat_AsDouble(object)
+        };
+        payload.extend_from_slice(&value.to_le_bytes());
+    }
+    true
+}
+
+unsafe fn put_bools(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+    // SAFETY: as for `put_block`; the two bools live for ever.
+    let (yes, no) = unsafe { (ffi::Py_True(), ffi::Py_False()) };
+    for index in 0..len {
+        let object = member(index);
+        if object != yes && object != no {
+            return false;
+        }
+        payload.push(u8::from(object == yes));
+    }
+    true
+}
+
+/// Bytes of a block of `len` values, if there can be such a one.
+pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
+    if !matches!(element, Tag::Int | Tag::Unsigned | Tag::Float | Tag::True) {
+        return Err(malformed());
+    }
+    len.checked_mul(width(element)).ok_or_else(malformed)
+}
+
+/// Fills in a new tuple or list from the bytes of a block.
+pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let len = bytes.len() / width(element);
+    let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
+    // SAFETY: a new sequence, which nobody else sees before each place has its member; with an exception the places
+    // behind are empty, which its end allows for. Placing a member takes over the reference.
+    unsafe {
+        let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
+        let sequence = Bound::from_owned_ptr_or_err(py, object)?;
+        let place = |index: usize, member: *mut ffi::PyObject| {
+            if member.is_null() {
+                return Err(PyErr::fetch(py));
+            }
+            match is_tuple {
+                true => ffi::PyTuple_SetItem(object, index as ffi::Py_ssize_t, member),
+                false => ffi::PyList_SetItem(object, index as ffi::Py_ssize_t, member),
+            };
+            Ok(())
+        };
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).enumerate();
+        match element {
+            Tag::Int => {
+                for (index, word) in words {
+                    place(index, ffi::PyLong_FromLongLong(word as i64))?;
+                }
+            }
+            Tag::Unsigned => {
+                for (index, word) in words {
+                    place(index, ffi::PyLong_FromUnsignedLongLong(word))?;
+                }
+            }
+            Tag::Float => {
+                for (index, word) in words {
+                    place(index, ffi::PyFloat_FromDouble(f64::from_bits(word)))?;
+                }
+            }
+            _ => {
+                for (index, &byte) in bytes.iter().enumerate() {
+                    place(index, ffi::PyBool_FromLong(byte.into()))?;
+                }
+            }
+        }
+        Ok(sequence)
+    }
+}

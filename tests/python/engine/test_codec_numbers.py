@@ -1,0 +1,290 @@
+"""Numbers, times and UUIDs arrive as pickle would bring them: value, type, order, and which objects are one."""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import datetime
+import math
+import os
+import pickle
+import random
+import re
+import struct
+import uuid
+import zoneinfo
+from pathlib import Path
+
+import pytest
+
+from loopback import Loopback
+from torchdata.datapipes import DataChunk
+
+PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
+UTC = datetime.UTC
+EDGES = sorted(
+    sign * (1 << bits) + near
+    for bits in (0, 7, 31, 53, 62, 63, 64, 65, 127, 128, 1022, 1023, 1024, 1025, 5000)
+    for sign in (1, -1)
+    for near in (-1, 0, 1)
+)
+MOMENTS = [
+    datetime.datetime.min,
+    datetime.datetime.max,
+    datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999),
+    datetime.datetime(2020, 12, 31, 1, fold=1),
+    datetime.datetime(1, 1, 1, tzinfo=UTC),
+    datetime.datetime(2024, 10, 27, 2, 30, tzinfo=UTC, fold=1),
+    datetime.datetime(2024, 10, 27, 2, 30, tzinfo=datetime.timezone(datetime.timedelta(hours=2), "two")),
+    datetime.datetime(2024, 10, 27, 2, 30, tzinfo=datetime.timezone(datetime.timedelta(0), "zero")),
+    datetime.datetime(2024, 10, 27, 2, 30, tzinfo=zoneinfo.ZoneInfo("UTC")),
+    datetime.date.min,
+    datetime.date.max,
+    datetime.date(2024, 2, 29),
+    datetime.time.min,
+    datetime.time.max,
+    datetime.time(1, 2, 3, 4, fold=1),
+    datetime.time(1, 2, 3, 4, tzinfo=UTC, fold=1),
+    datetime.time(1, 2, tzinfo=datetime.timezone(datetime.timedelta(minutes=-7))),
+    datetime.timedelta.min,
+    datetime.timedelta.max,
+    datetime.timedelta(0),
+    datetime.timedelta(-1, 1, 1),
+    UTC,
+    uuid.UUID(int=0),
+    uuid.UUID(int=(1 << 128) - 1),
+    uuid.UUID(int=1 << 64),
+    uuid.UUID(int=5, is_safe=uuid.SafeUUID.safe),
+]
+
+
+def told(value):
+    """All that can be told of a value: its type, its bits, and of a time also its fold and its zone."""
+    if isinstance(value, float):
+        return float, struct.pack("d", value)
+    if isinstance(value, datetime.datetime | datetime.time):
+        return type(value), value.replace(tzinfo=None), value.fold, repr(value.tzinfo)
+    if isinstance(value, uuid.UUID):
+        return type(value), value.int, value.is_safe
+    if isinstance(value, list | tuple):
+        return type(value), [told(member) for member in value]
+    if isinstance(value, dict):
+        return type(value), [(told(key), told(member)) for key, member in value.items()]
+    return type(value), value
+
+
+def same_places(item):
+    """Where in an item the same objects are, of those that pickle keeps: all paths to each that has several."""
+    places = {}
+
+    def walk(item, path):
+        kept = isinstance(item, datetime.date | datetime.time | datetime.timedelta | uuid.UUID | list | dict)
+        if kept or (isinstance(item, tuple) and item):
+            places.setdefault(id(item), []).append(path)
+        members = item.items() if isinstance(item, dict) else item
+        if isinstance(members, list | tuple | type({}.items())):
+            for number, member in enumerate(members):
+                if isinstance(item, dict):
+                    walk(member[0], (*path, number, 0))
+                    walk(member[1], (*path, number, 1))
+                else:
+                    walk(member, (*path, number))
+
+    walk(item, ())
+    return sorted(paths for paths in places.values() if len(paths) > 1)
+
+
+@pytest.mark.parametrize("value", EDGES, ids=lambda value: f"{value.bit_length()} bits")
+def test_ints_of_all_sizes_arrive(loopback, value):
+    for item in (value, [value], [value, value], (1, value), [value, -value], DataChunk([value, 2**63])):
+        received = loopback.one(item)
+        assert told(received) == told(item)
+
+
+@pytest.mark.parametrize("value", MOMENTS, ids=repr)
+def test_times_and_uuids_arrive_as_out_of_a_pickle(loopback, value):
+    twice = [value, (value,), {"a": value}]
+    for item in (value, [value], twice, [twice, "other", 3]):
+        received = loopback.one(item)
+        assert told(received) == told(pickle.loads(pickle.dumps(item, 5)))
+        assert same_places(received) == same_places(item)
+
+
+def test_runs_of_numbers_keep_their_types_and_bits(loopback):
+    nan = struct.unpack("d", struct.pack("Q", 0x7FF8_0000_DEAD_BEEF))[0]
+    runs = [
+        [1, 2],
+        [1, True],
+        [True, 1],
+        [True, False, None],
+        [1, 2.0],
+        [1.0, 2],
+        [0.0, -0.0, math.inf, -math.inf, nan, 5e-324],
+        [2**63, 2**64 - 1, 0],
+        [2**63, -1],
+        [-1, 2**63],
+        [2**64, 1],
+        [1] * 5000 + ["end"],
+        [True] * 20_000,
+        [index / 7 for index in range(20_000)],
+        [index << 40 for index in range(20_000)],
+        [[index, index + 1] for index in range(3000)],
+        [(index / 3, 1.0) for index in range(3000)],
+        [],
+        [()],
+        [[], [1.5], [1.5, 2.5]],
+    ]
+    for run in runs:
+        for kind in (list, tuple, DataChunk):
+            assert told(loopback.one(kind(run))) == told(kind(run))
+
+
+class Int(int):
+    """An int of a class of its own."""
+
+
+class Day(datetime.date):
+    """A date of a class of its own."""
+
+
+class Key(uuid.UUID):
+    """A UUID of a class of its own."""
+
+
+def test_subclasses_stay_what_they_are(loopback):
+    for item in ([Int(1), Int(2)], [1, Int(2)], (Day(2020, 1, 1), Key(int=3)), {Int(2**70): Day.max}):
+        assert told(loopback.one(item)) == told(item)
+
+
+def test_a_list_that_is_in_an_item_twice_is_one_list(loopback):
+    numbers, moment = [1.5, 2.5], datetime.datetime(2020, 1, 1)
+    first, second, third, (fourth, fifth) = loopback.one([numbers, numbers, moment, [moment, numbers]])
+    assert first is second is fifth
+    assert third is fourth
+
+
+def test_what_users_register_for_pickling_is_asked(loopback, monkeypatch):
+    class Odd(datetime.date):
+        pass
+
+    monkeypatch.setitem(copyreg.dispatch_table, Odd, lambda day: (datetime.date, (1999, day.month, day.day)))
+    assert loopback.one([Odd(2020, 2, 3)]) == [datetime.date(1999, 2, 3)]
+
+
+class Maker:
+    """Random items of numbers, times and UUIDs, some of whose members are there several times.
+
+    Args:
+        seed: makes them the same again.
+    """
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.made = []
+
+    def leaf(self):
+        draw = self.random
+        makers = [
+            lambda: draw.choice(EDGES),
+            lambda: draw.getrandbits(draw.choice([1, 8, 63, 64, 65, 100, 2000])) * draw.choice([1, 1, -1]),
+            lambda: draw.choice([0.0, -0.0, draw.random(), math.inf]),
+            lambda: draw.random() < 0.5,
+            lambda: draw.choice(MOMENTS),
+            lambda: (
+                datetime.datetime(2020, 1, 1, tzinfo=draw.choice([None, UTC]))
+                + datetime.timedelta(microseconds=draw.getrandbits(50))
+            ),
+            lambda: datetime.timedelta(microseconds=draw.getrandbits(60)),
+            lambda: uuid.UUID(int=draw.getrandbits(128)),
+            lambda: draw.choice([None, "text", b"bytes", 1 + 2j]),
+        ]
+        return draw.choice(makers)()
+
+    def run(self):
+        """Several of one kind, the last of another one now and then."""
+        draw = self.random
+        maker = draw.choice(
+            [
+                lambda: draw.getrandbits(64),
+                lambda: draw.getrandbits(63) - 2**62,
+                draw.random,
+                lambda: draw.random() < 0.5,
+                lambda: datetime.date.fromordinal(draw.randrange(1, 3_000_000)),
+            ]
+        )
+        members = [maker() for _ in range(draw.choice([0, 1, 2, 3, 50, 3000]))]
+        return members + [self.leaf()] * (draw.random() < 0.3)
+
+    def item(self, depth=0):
+        draw = self.random
+        if self.made and draw.random() < 0.2:
+            return draw.choice(self.made)
+        if depth > 3 or draw.random() < 0.3:
+            item = self.leaf()
+        elif draw.random() < 0.4:
+            item = draw.choice([list, tuple])(self.run())
+        else:
+            members = [self.item(depth + 1) for _ in range(draw.randrange(5))]
+            item = draw.choice([list, tuple, lambda all: dict(enumerate(all))])(members)
+        self.made.append(item)
+        return item
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_items_arrive_as_out_of_a_pickle(seed):
+    maker, loopback = Maker(seed), Loopback()
+    items = [maker.item() for _ in range(60)]
+    for item, received in zip(items, loopback.send(items), strict=True):
+        expected = pickle.loads(pickle.dumps(item, 5))
+        assert told(received) == told(expected)
+        assert same_places(received) == same_places(expected)
+
+
+DAMAGED = [
+    [1, 2, 3] * 2000,
+    [2**63 + 5] * 6000,
+    [0.5] * 6000,
+    [True, False] * 12_000,
+    [[2**70, -(2**90), 2**2000] for _ in range(300)],
+    [datetime.datetime(2020, 1, day, tzinfo=zone) for day in range(1, 30) for zone in (None, UTC)] * 40,
+    [[datetime.date(2020, 1, 1), datetime.time(1, 2), datetime.timedelta(3)] for _ in range(800)],
+    [uuid.UUID(int=number << 90) for number in range(1500)],
+]
+
+MARK = "what follows is damaged"
+
+
+def damage(generator):
+    """Writes over some bytes behind the mark, in the block of the item that is on its way."""
+    maps = Path("/proc/self/maps").read_text()
+    for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
+        first, size = int(start, 16), int(end, 16) - int(start, 16)
+        found = ctypes.string_at(first, size).find(MARK.encode())
+        if found >= 0:
+            for _ in range(generator.choice([1, 3, 30])):
+                place = first + found + len(MARK) + int(generator.random() ** 3 * 10_000)
+                ctypes.c_uint8.from_address(place).value = generator.getrandbits(8)
+            return True
+    return False
+
+
+@pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
+@pytest.mark.parametrize("number", range(len(DAMAGED)))
+def test_damaged_numbers_are_an_error_or_others(number):
+    """A long item lies in a block, whose bytes have no checksum."""
+    generator, loopback, refused = random.Random(number), Loopback(budget=1 << 20), 0
+    expected = told(DAMAGED[number])
+    for _ in range(40):
+        loopback.sender.send_message([MARK, DAMAGED[number]])
+        assert damage(generator)
+        try:
+            received = loopback.collector.receive(0, 30.0)
+        except RuntimeError as error:
+            refused += 1
+            said = str(error)
+        else:
+            said = f"malformed, yet {received!r:.9}"
+        assert "malformed" in said
+        loopback.sender.send_message([MARK, DAMAGED[number]])
+        assert told(loopback.collector.receive(0, 30.0)[1]) == expected
+    assert number < 4 or refused
