@@ -117,9 +117,11 @@ class Harness:
             return False
         if workload.kind == "format":
             return self.files is not None
-        if workload.item in ("tensor", "collated") and importlib.util.find_spec("torch") is None:
+        crops = "crops" in workload.item
+        if (crops or workload.item in ("tensor", "collated")) and importlib.util.find_spec("torch") is None:
             return False
-        return workload.item not in ("decoded", "collated", "images") or self.jpegs is not None
+        reads = crops or workload.item in ("decoded", "collated", "images")
+        return not reads or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
         """One measurement; None (and a line that says why) if the child fails."""
