@@ -45,7 +45,8 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
     try:
         image.load()
     except OSError:
-        if not keep or image.tile is None or getattr(image, "_im", None) is None:
+        begun = getattr(image, "_im", None) or vars(image).get("im")  # of Pillow from 11 on, and before
+        if not keep or begun is None:
             raise
         image.tile = []  # what is still to be decoded: nothing
     if mode != "I;16":

@@ -20,6 +20,7 @@ pytest.importorskip("sklearn", reason="it ships the photographs")
 
 from PIL import ImageOps  # noqa: E402
 
+import torchdata  # noqa: E402
 import torchdata.images._pictures as pictures_module  # noqa: E402
 from pictures import by_pillow, encoded, jpeg, photographs, pixels  # noqa: E402
 from torchdata.images import decode, decode_batch, random_resized_crop  # noqa: E402
@@ -230,6 +231,32 @@ def test_arrays_may_be_written_and_belong_to_the_caller_alone() -> None:
     assert not np.shares_memory(first, second)
     assert first.flags.writeable
     assert first.flags.c_contiguous
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_result_is_made_where_items_leave_by(as_tensor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if as_tensor:
+        pytest.importorskip("torch")
+    made: list[Any] = []
+    plain = torchdata.empty
+
+    def empty(*args: Any) -> Any:
+        made.append(plain(*args))
+        return made[-1]
+
+    monkeypatch.setattr(torchdata, "empty", empty)
+    contents = [jpeg(3)] * 2
+    found = [  # and not in assertions, which keep what they compare
+        decode(contents[0], as_tensor=as_tensor) is made[0],
+        decode(contents[0], 9, layout="CHW", as_tensor=as_tensor) is made[1],
+        decode_batch(contents, 9, as_tensor=as_tensor) is made[2],
+    ]
+    kept = plain(1, "uint8")
+    alone = [kept]
+    holders = sys.getrefcount(alone[0]) - 1  # without the name
+    counts = [sys.getrefcount(made[number]) for number in range(3)]
+    assert found == [True] * 3
+    assert counts == [holders] * 3, "nothing else keeps one: it would be copied on its way"
 
 
 def test_tensors_are_made_if_that_is_asked_for() -> None:
