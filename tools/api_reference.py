@@ -30,6 +30,7 @@ MODULES = {
     "torchdata.dataloader2.graph": "Graphs",
     "torchdata.dataloader2.shuffle_spec": "Shuffle specifications",
     "torchdata.dataloader2.utils": "What workers do at their start",
+    "torchdata.images": "Images",
     "torchdata.metrics": "Metrics",
     "torchdata.datapipes": "Pipes of your own",
     "torchdata.datapipes.state": "State of pipelines",

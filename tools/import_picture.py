@@ -43,7 +43,7 @@ LAYERS = (
     "datapipes.state datapipes.utils",
     "datapipes.datapipe",
     "datapipes._pipe",
-    "_ranks _read_ahead _reporting _publishing _drawing _tracing",
+    "images _ranks _read_ahead _reporting _publishing _drawing _tracing",
     "_machine _optional _old_modules _plain_pickles _redacting _stateful _threads",
     "_importing",
 )

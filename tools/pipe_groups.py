@@ -169,6 +169,12 @@ GROUPS = (
                 run="a.shuffled_flatmap(twice).set_seed(1)",
             ),
             Sample("ThreadPoolMapper", "a.threadpool_map(upper)", ["abcd"]),
+            Sample(
+                "ImageDecoder",
+                "a.decode_image(224)",
+                [["7.jpg", "8.jpg"]],
+                shown=[["7 as 224 x 224", "8 as 224 x 224"]],
+            ),
             Sample("BatchMapper", "a.map_batches(whole, 2)", ["abcd"]),
             Sample("BatchAsyncMapper", "a.async_map_batches(fetch, 2)", ["abcd"]),
             Sample("Collator", "a.collate(tuple)", [[["a", "b"], ["c"]]]),

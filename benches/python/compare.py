@@ -117,12 +117,12 @@ class Harness:
             return False
         if workload.kind == "format":
             return self.files is not None
-        if (
-            workload.item in ("tensor", "small_tensor", "small_tensors", "collated")
-            and importlib.util.find_spec("torch") is None
-        ):
+        crops = "crops" in workload.item
+        with_torch = crops or workload.item in ("tensor", "small_tensor", "small_tensors", "collated")
+        if with_torch and importlib.util.find_spec("torch") is None:
             return False
-        return workload.item not in ("decoded", "collated", "images") or self.jpegs is not None
+        reads = crops or workload.item in ("decoded", "collated", "images")
+        return not reads or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
         """One measurement; None (and a line that says why) if the child fails."""

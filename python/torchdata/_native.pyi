@@ -40,6 +40,7 @@ __all__ = [
     "guard_iterator",
     "is_portable",
     "order_of",
+    "resize_pixels",
     "sample_order",
     "system_lacks",
     "take_no_notice",
@@ -497,6 +498,15 @@ class TFRecordReader(Iterator[Any]):
     def unread(self) -> bytes: ...
 
 def contiguous_copy(array: Any) -> Any: ...
+def resize_pixels(
+    source: Any,
+    region: tuple[float, float, float, float],
+    filter: str,
+    out: Any,
+    *,
+    mirrored: bool = False,
+    planar: bool = False,
+) -> None: ...
 def check_plain_pickle(pickled: bytes, /) -> None: ...
 def is_portable() -> bool: ...
 def system_lacks() -> bool: ...

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from comparison import items
+
 UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow", "spdl")
 STATEFUL = ("torchdata==0.11.0", "numpy", "pillow")
 """What the two environments hold beside torch."""
 
 JPEGS, WIDTH, HEIGHT = 64, 500, 375
+LARGE_JPEGS, TIMES = 8, 4
+"""How many larger ones there are, and how many times as wide and high."""
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
@@ -38,24 +42,32 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """A folder of JPEG files, the same in every run; None where Pillow is not installed."""
-    try:
-        import numpy
-        from PIL import Image
-    except ImportError:
+    """A folder of JPEG files, the same in every run, with one of larger ones beside it; None without Pillow."""
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None or find_spec("PIL") is None:
         return None
     folder = bench / "jpegs"
-    if folder.is_dir() and len(list(folder.iterdir())) == JPEGS:
-        return folder
+    _write_jpegs(folder, JPEGS, 1)
+    _write_jpegs(folder.with_name(folder.name + items.LARGE), LARGE_JPEGS, TIMES)
+    return folder
+
+
+def _write_jpegs(folder: Path, count: int, times: int) -> None:
+    import numpy
+    from PIL import Image
+
+    if folder.is_dir() and len(list(folder.iterdir())) == count:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     random = numpy.random.default_rng(2)
-    for number in range(JPEGS):
+    for number in range(count):
         coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=numpy.uint8))
-        smooth = numpy.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), dtype=numpy.int16)
+        size = times * WIDTH, times * HEIGHT
+        smooth = numpy.asarray(coarse.resize(size, Image.Resampling.BICUBIC), dtype=numpy.int16)
         noisy = smooth + random.integers(-12, 13, smooth.shape)
         picture = Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8))
         picture.save(folder / f"{number:03}.jpg", quality=90)
-    return folder
 
 
 def format_files(bench: Path) -> Path | None:

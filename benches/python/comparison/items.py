@@ -1,4 +1,4 @@
-"""The items of the workloads: made in the worker, by the same functions for every contender.
+"""The items of the workloads: made in the worker, by the same functions for every contender, but for training crops.
 
 Imported in each child and its workers; NumPy and Pillow are loaded by the first item that needs them, so that a
 worker that moves ints starts without them.
@@ -6,9 +6,11 @@ worker that moves ints starts without them.
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 ENDLESS = 10**9
@@ -31,14 +33,17 @@ OBJECTS = 1000
 TENSORS = 100
 """Tensors in an item, where an item holds many."""
 
-TOGETHER, SIDE = 32, 224
-"""Images of a training batch, and how many pixels high and wide they are."""
+TOGETHER, TOGETHER_LARGE, SIDE = 32, 8, 224
+"""Images of a training batch, or of one of large photographs, and how many pixels high and wide they become."""
 IMAGE_BYTES = 12 * 1024
 BATCH_SHAPE = (64, 3, 224, 224)
 BATCH_BYTES = 4 * 64 * 3 * 224 * 224
 
 JPEG_FOLDER = "COMPARISON_JPEGS"
 """Environment variable that names the folder of JPEG files."""
+
+LARGE = "-large"
+"""Behind that name: the folder of photographs of 2000 x 1500 pixels."""
 
 
 def tiny(n: int) -> int:
@@ -182,9 +187,9 @@ def batch(n: int) -> Any:
 
 
 @cache
-def jpeg_files() -> list[str]:
+def jpeg_files(large: bool = False) -> list[str]:
     """The JPEG files that the harness has written."""
-    folder = os.environ[JPEG_FOLDER]
+    folder = os.environ[JPEG_FOLDER] + LARGE * large
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
 
 
@@ -213,7 +218,74 @@ def collated(n: int) -> Any:
     return default_collate(samples)
 
 
+def _files(n: int, large: bool) -> list[str]:
+    files, together = jpeg_files(large), TOGETHER_LARGE if large else TOGETHER
+    return [files[number % len(files)] for number in range(n * together, (n + 1) * together)]
+
+
+def _box(width: int, height: int) -> tuple[int, int, int, int]:
+    """A random part by torchvision's rules: left, top, width, height."""
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        columns, rows = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if columns <= width and rows <= height:
+            return random.randint(0, width - columns), random.randint(0, height - rows), columns, rows
+    return 0, 0, width, height
+
+
+def crops_by_pillow(n: int, large: bool = False) -> Any:
+    """Random crops as `torchvision.transforms` makes them: Pillow's, as tensors of bytes, stacked by torch."""
+    import numpy
+    import torch
+    from PIL import Image
+    from torch.utils.data import default_collate
+
+    samples = []
+    for number, path in enumerate(_files(n, large)):
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        left, top, width, height = _box(*image.size)
+        part = image.crop((left, top, left + width, top + height)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        samples.append({"image": torch.from_numpy(numpy.array(part)).permute(2, 0, 1).contiguous(), "label": number})
+    return default_collate(samples)
+
+
+def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
+    """The same by `torchdata.images`, straight into a block."""
+    import torch
+
+    from torchdata.images import decode_batch, random_resized_crop
+
+    crop = partial(random_resized_crop, random)
+    images = decode_batch(_files(n, large), SIDE, crop=crop, layout="CHW", scale=scale, as_tensor=True)
+    return {"image": images, "label": torch.arange(len(images))}
+
+
+def crops_by_spdl(n: int, large: bool = False) -> Any:
+    """The same by spdl's decoder: FFmpeg cuts and scales while it decodes."""
+    import spdl.io
+    import torch
+
+    frames = []
+    for path in _files(n, large):
+        packets = spdl.io.demux_image(path)
+        left, top, width, height = _box(packets.width, packets.height)
+        chain = f"crop={width}:{height}:{left}:{top},scale={SIDE}:{SIDE}:flags=bilinear,format=pix_fmts=rgb24"
+        frames.append(spdl.io.decode_packets(packets, filter_desc=chain))
+    images = spdl.io.to_torch(spdl.io.convert_frames(frames)).permute(0, 3, 1, 2).contiguous()
+    return {"image": images, "label": torch.arange(len(images))}
+
+
 MAKERS = {
+    "crops": crops_by_pillow,
+    "crops by us": crops_by_us,
+    "crops by us, fast": partial(crops_by_us, scale="fast"),
+    "crops by spdl": crops_by_spdl,
+    "large crops": partial(crops_by_pillow, large=True),
+    "large crops by us": partial(crops_by_us, large=True),
+    "large crops by us, fast": partial(crops_by_us, large=True, scale="fast"),
+    "large crops by spdl": partial(crops_by_spdl, large=True),
     "tiny": tiny,
     "array": array,
     "tensor": tensor,

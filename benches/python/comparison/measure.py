@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from comparison import items
+
 WARM_UP_S = 0.4
 
 
@@ -57,6 +59,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "shared_text": _touch_array,
     "objects": _touch_array,
     "lists": _walk_lists,
+    **dict.fromkeys((crops for crops in items.MAKERS if "crops" in crops), _touch_mixed),
 }
 """By kind of item: takes a share of the items and touches one element of each."""
 

@@ -156,6 +156,24 @@ def chain(name: str, title: str, case: str) -> Workload:
     )
 
 
+def training(name: str, title: str, crops: str, least: float, fast: bool = False) -> Workload:
+    """Batches of random crops of JPEG files, each contender by the decoder that is best for it."""
+    with_torch = {"imports": ["torch"]}
+    mine = f"{crops} by us"
+    all_of_them = (
+        Contender(OURS, "ours", with_torch, item=mine),
+        Contender("torch, Pillow", "torch", item=crops),
+        Contender("spdl, its own decoder", "spdl", item=f"{crops} by spdl"),  # where FFmpeg is
+        Contender("spdl's threads, Pillow", "spdl", item=crops),
+    )
+    more = (Contender('scale="fast"', "ours", with_torch, item=f"{mine}, fast"),) if fast else ()
+    goals = (
+        Goal(f"at least {least:g} times torch with Pillow", "torch, Pillow", at_least=least),
+        Goal("at least 1.15 times spdl", "spdl, its own decoder", at_least=1.15),
+    )
+    return Workload(name, title, mine, (*all_of_them, *more), goals, unit="images/s", scale=8 if fast else 32)
+
+
 def reading(name: str, title: str, *libraries: str) -> Workload:
     """One of the files of `formats`, read in one process by this project and by others."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
@@ -371,6 +389,8 @@ WORKLOADS = (
         unit="images/s",
         scale=32,
     ),
+    training("crops", "random crops of JPEGs of 500 x 375, to 224, as batches of bytes", "crops", 2.2),
+    training("crops-large", "random crops of JPEGs of 2000 x 1500, to 224", "large crops", 2.5, fast=True),
     starting("fork", 0.5, "at most half of torch's time under fork"),
     starting("spawn", 0.25, "at most a quarter of torch's time under spawn"),
     starting_with_torch("fork"),

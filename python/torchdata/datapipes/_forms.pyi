@@ -5,6 +5,7 @@ users register are not known here: see `functional_datapipe`.
 """
 
 import os
+import random
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from numpy import bool_
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -123,6 +124,26 @@ class IterForms(FunctionalForms, Generic[T_co]):
         library: str = "pandas",
     ) -> IterDataPipe[Any]:
         """Makes data frames of consecutive rows."""
+
+    def decode_image(
+        self,
+        size: int | tuple[int, int] | None = None,
+        *,
+        crop: Literal["random"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
+        flip: float = 0.0,
+        mode: str = "RGB",
+        layout: Literal["HWC", "CHW"] = "HWC",
+        scale: Literal["exact", "fast"] = "exact",
+        resample: str = "bilinear",
+        exif: bool = False,
+        truncated: Literal["error", "keep"] = "error",
+        as_tensor: bool = False,
+        input_col: Any = None,
+        output_col: Any = None,
+    ) -> torchdata.datapipes.iter.ImageDecoder:
+        """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as
+        `torchdata.images.decode` does it.
+        """
 
     def decompress(
         self,

@@ -1,4 +1,4 @@
-"""The demo's data: photographs that ship inside scikit-learn, and the tutorial's digits, as tar shards of image files.
+"""The data of the demo and the tutorial: photographs that ship inside scikit-learn, as tar shards of JPEG files.
 
 Role: writes each shard once, in the main process, before any pipe exists. A shard appears under its name only
 when it is complete, so that an interrupted run leaves nothing half-written that the next run would read.
@@ -19,15 +19,10 @@ from typing import Any
 
 from torchdata._optional import how_to_install
 
-__all__ = ["DIGITS", "HELD_OUT", "PHOTOGRAPH_SHARDS", "optional", "write_digits", "write_photographs"]
+__all__ = ["PHOTOGRAPH_SHARDS", "optional", "write_photographs"]
 
-#: How many handwritten digits scikit-learn ships.
-DIGITS = 1797
-_SHARDS = 8
 #: Shards of photographs, for training and for the test each.
 PHOTOGRAPH_SHARDS = 8
-#: Every how many-th digit is kept for the test; the rest is for training.
-HELD_OUT = 5
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
@@ -48,13 +43,6 @@ def optional(module: str) -> Any:
         ) from error
 
 
-def _png(pixels: Any) -> bytes:
-    """The bytes of a PNG file that shows `pixels` (height x width, uint8)."""
-    buffer = io.BytesIO()
-    optional("PIL.Image").fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
     """Writes a tar file in one step: the name `path` appears when all of it is on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
@@ -68,28 +56,6 @@ def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
     except BaseException:
         os.unlink(partial)
         raise
-
-
-def write_digits(folder: Path) -> tuple[Path, Path]:
-    """Writes the digits as PNG files, named `<index>_<label>.png`, unless they are there already.
-
-    Returns:
-        The folders of the training and of the test shards.
-    """
-    folders = folder / "digits" / "train", folder / "digits" / "test"
-    for target in folders:
-        target.mkdir(parents=True, exist_ok=True)
-    paths = {(part, k): folders[part] / f"digits-{k}.tar" for part, n in ((0, _SHARDS), (1, 2)) for k in range(n)}
-    if all(path.exists() for path in paths.values()):
-        return folders
-    digits = optional("sklearn.datasets").load_digits()
-    # Grey values run from 0 to 16 there.
-    images, labels = (digits.images * (255 / 16)).astype("uint8"), digits.target
-    split = [i for i in range(DIGITS) if i % HELD_OUT], list(range(0, DIGITS, HELD_OUT))
-    for (part, k), path in paths.items():
-        chosen = split[part][k :: _SHARDS if part == 0 else 2]
-        _write_shard(path, ((f"{i:04d}_{labels[i]}.png", _png(images[i])) for i in chosen))
-    return folders
 
 
 def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:

@@ -1,7 +1,8 @@
 """The demo's pipeline: list shards, shuffle and share them out, untar, shuffle, decode, augment, batch, collate.
 
 Role: builds the graph in the main process; all functions below run in the workers, which is why they stand at
-the top level of a module, where every start method can find them.
+the top level of a module, where every start method can find them. Torch's loader gets the same samples as programs
+usually make them for it: by Pillow.
 """
 
 from __future__ import annotations
@@ -11,51 +12,51 @@ import os
 import random
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchdata import empty
 from torchdata.datapipes.iter import FileLister, IterDataPipe
 from torchdata.demo.data import optional
+from torchdata.images import random_resized_crop
 
-__all__ = ["SIZE", "TarImages", "decode", "photographs", "stack"]
+__all__ = ["SIZE", "TarImages", "photographs", "stack"]
 
 #: Pixels of a side of what the model gets.
 SIZE = 224
 
 
-def decode(member: tuple[str, bytes], augment: bool = True) -> dict[str, Any]:
-    """The photograph in a file of a tar shard as an array of 224 x 224 pixels, with the label that its name holds.
+#: The random part of a photograph that is taken for training: from a third of it to all of it.
+crop = partial(random_resized_crop, scale=(0.35, 1.0))
 
-    To augment it, a part of it is taken by chance, and mirrored by chance.
-    """
+
+def sample(member: tuple[str, Any]) -> dict[str, Any]:
+    """The pixels of a file of a tar shard with its name and the label that this holds."""
+    name = os.path.basename(member[0])
+    return {"name": name, "label": int(Path(name).stem.rpartition("_")[2]), "image": member[1]}
+
+
+def by_pillow(content: bytes) -> Any:
+    """A random part of a photograph, mirrored by chance, as an array of 224 x 224 pixels: by Pillow alone."""
     import numpy as np
 
-    path, content = member
     with optional("PIL.Image").open(io.BytesIO(content)) as image:
-        width, height = image.size
-        share = random.uniform(0.6, 1.0) if augment else 1.0
-        left, top = (random.uniform(0, 1 - share) * side if augment else 0.0 for side in (width, height))
-        box = (left, top, left + share * width, top + share * height)
-        pixels = np.asarray(image.convert("RGB").resize((SIZE, SIZE), box=box))
-    if augment and random.random() < 0.5:
-        pixels = pixels[:, ::-1]
-    name = os.path.basename(path)
-    return {"name": name, "label": int(Path(name).stem.rpartition("_")[2]), "image": pixels}
-
-
-def decode_whole(member: tuple[str, bytes]) -> dict[str, Any]:
-    """The same without chance, for the test."""
-    return decode(member, augment=False)
+        part = image.convert("RGB").crop(crop(random, *image.size))
+        pixels = np.asarray(part.resize((SIZE, SIZE), optional("PIL.Image").Resampling.BILINEAR))
+    return pixels[:, ::-1] if random.random() < 0.5 else pixels
 
 
 def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
     """Samples of one batch, stacked: images (n, ...) uint8, labels (n,) int64, names."""
     import numpy as np
 
+    images = [sample["image"] for sample in batch]
+
     return {
         "name": [sample["name"] for sample in batch],
         "label": np.array([sample["label"] for sample in batch], dtype=np.int64),
-        "image": np.stack([sample["image"] for sample in batch]),
+        "image": np.stack(images, out=empty((len(images), *images[0].shape), "uint8")),
     }
 
 
@@ -67,7 +68,8 @@ def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDat
     files: IterDataPipe[Any] = shards.sharding_filter().open_files(mode="b").load_from_tar().read_from_stream()
     if training:
         files = files.shuffle(buffer_size=32)  # of files as they are, which are smaller than what is decoded of them
-    return files.map(decode if training else decode_whole).batch(batch_size).collate(stack)
+    augmenting: dict[str, Any] = {"crop": crop, "flip": 0.5} if training else {}
+    return files.decode_image(SIZE, **augmenting, input_col=1).map(sample).batch(batch_size).collate(stack)
 
 
 class TarImages:
@@ -88,4 +90,4 @@ class TarImages:
                 for member in archive:
                     file = archive.extractfile(member)
                     assert file is not None
-                    yield decode((member.name, file.read()))
+                    yield sample((member.name, by_pillow(file.read())))

@@ -73,7 +73,10 @@ class Epoch:
 def small(images: Any) -> Any:
     """Images of 224 x 224 pixels as 14 x 14 means, which the linear probe looks at."""
     n, height, width, colours = images.shape
-    return images.reshape(n, 14, height // 14, 14, width // 14, colours).mean(axis=(2, 4))
+    # Rows first, which lie one behind the other: many times as fast as both at once.
+    rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
+    sums = rows.reshape(n, 14, 14, width // 14, colours).sum(axis=3, dtype="uint32")
+    return sums / (height // 14 * (width // 14))
 
 
 def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epoch:

@@ -4,6 +4,7 @@
 
 pub mod error;
 pub mod formats;
+pub mod images;
 #[cfg_attr(loom, allow(dead_code, reason = "links, whose units are summed, are not part of loom's build"))]
 pub mod integrity;
 pub mod link;

@@ -16,6 +16,7 @@ mod finalized;
 mod forking;
 mod formats;
 mod gil_cell;
+mod images;
 mod numpy_api;
 mod panics;
 mod pipes;
@@ -102,6 +103,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
+    module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;

@@ -26,6 +26,7 @@ from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.utils import to_graph
 from torchdata.datapipes.utils.decoder import ImageHandler, basichandlers
+from torchdata.images import decode
 
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -90,6 +91,8 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ),
     ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
     ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
+    ("torchdata.images", "PIL", "image", lambda: decode(b"x")),
+    ("torchdata.images with as_tensor=True", "torch", "torch", lambda: decode(b"P5 1 1 255 7", as_tensor=True)),
     ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
     ("FullSync on MPI", "mpi4py", "mpi", lambda: MpiGroup(1.0, "FullSync")),
     ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
@@ -106,7 +109,8 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
 ]
 
 #: Libraries that nothing imports before they are needed. `asyncio` is of the standard library, but slow to import.
-LATE = {library for _, library, _, _ in NEEDS} | {"asyncio", "huggingface_hub", "numpy", "sklearn", "urllib3"}
+LATE = {library for _, library, _, _ in NEEDS}
+LATE |= {"asyncio", "huggingface_hub", "numpy", "simplejpeg", "sklearn", "urllib3"}
 
 
 @pytest.mark.parametrize(("needed_by", "library", "extra", "reach"), NEEDS, ids=[f"{row[0]}-{row[1]}" for row in NEEDS])

@@ -42,6 +42,7 @@ from torchdata.datapipes.iter.mapping.batch_mapping import BatchAsyncMapper, Bat
 from torchdata.datapipes.iter.mapping.callable import Collator, FlatMapper, Mapper
 from torchdata.datapipes.iter.mapping.columns import Dropper, Flattener, Slicer
 from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
+from torchdata.datapipes.iter.mapping.images import ImageDecoder
 from torchdata.datapipes.iter.mapping.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.mapping.selecting import Filter, Header
 from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper, LengthSetter
@@ -126,6 +127,7 @@ __all__ = [
     "Header",
     "HttpReader",
     "HuggingFaceHubReader",
+    "ImageDecoder",
     "InBatchShuffler",
     "InMemoryCacheHolder",
     "IndexAdder",

@@ -18,6 +18,7 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata.datapipes.utils._streams import StreamWrapper
+from torchdata.images._pillow import converted, opened
 
 __all__ = [
     "Decoder",
@@ -185,10 +186,9 @@ class ImageHandler:
         """The image in `data`; None if `extension` is not that of an image."""
         if extension.lower() not in _IMAGES:
             return None
-        image = optional_import("PIL.Image", extra="image", needed_by="routed_decode of images")
         kind, in_floats, mode = _SPECIFICATIONS[self.imagespec]
-        with _decoding(extension), image.open(io.BytesIO(data)) as opened:
-            picture = opened.convert(mode)
+        with _decoding(extension), opened(data, "routed_decode of images") as image:
+            picture = converted(image, mode)
         if kind == "pil":
             return picture
         import numpy as np

@@ -1,4 +1,4 @@
-"""Pipes that gather or decode files: WebDataset, RoutedDecoder."""
+"""Pipes that gather or decode files: WebDataset, RoutedDecoder, ImageDecoder."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def as_number_file(item: int) -> tuple[str, bytes]:
     return f"{item}.cls", str(item).encode()
 
 
+def as_image(item: int) -> bytes:
+    """A grey image of one pixel."""
+    return b"P5 1 1 255 " + bytes([item % 256])
+
+
+def first_pixel(pixels: Any) -> int:
+    return int(pixels[0, 0, 0])
+
+
 ROWS: list[Row] = [
     Row(
         "webdataset",
@@ -40,9 +49,18 @@ ROWS: list[Row] = [
         lambda s: RoutedDecoder(s().map(as_number_file)),
         lambda xs: [(f"{x}.cls", x) for x in xs],
     ),
+    Row(
+        "decode_image",
+        lambda s: s().map(as_image).decode_image(2, crop="random", flip=0.5, mode="L").map(first_pixel),
+        lambda xs: [x % 256 for x in xs],
+    ),
 ]
 
 BAD_ARGUMENTS: list[BadArgument] = [
+    ("decode_image crop", lambda: ints().decode_image(crop="middle"), ValueError, "ImageDecoder: crop must be"),
+    ("decode_image crop type", lambda: ints().decode_image(crop=5), TypeError, "ImageDecoder: crop must be a function"),
+    ("decode_image flip", lambda: ints().decode_image(flip=2), ValueError, "ImageDecoder: flip is a probability"),
+    ("decode_image mode", lambda: ints().decode_image(mode="HSV"), ValueError, "mode must be one of"),
     ("webdataset source", lambda: WebDataset(5), TypeError, "WebDataset: source_datapipe"),
     ("routed_decode handler", lambda: ints().routed_decode(5), TypeError, "RoutedDecoder: handler 0"),
 ]

@@ -1,0 +1,162 @@
+"""The pipe that decodes images, with a random part of each if it is told to: ImageDecoder.
+
+Role: calls `torchdata.images`. Runs in the process that iterates the pipe. It owns a generator that is seeded anew for
+each image, from the seed of the epoch and the image's number in it: so it has no state of its own to go on from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from torchdata._redacting import shown
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_input_col,
+    check_output_col,
+    check_source,
+    length_of,
+)
+from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeding import Seeded
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.images import random_resized_crop
+from torchdata.images._decoding import Request, decode_as
+
+__all__ = ["ImageDecoder"]
+
+
+@functional_datapipe("decode_image")
+class ImageDecoder(Seeded, IterDataPipe[Any]):
+    """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as `torchdata.images.decode`
+    does it.
+
+    A random part or a mirror image follows from the seed of the epoch, which the loader gives, and from how many images
+    this pipe has yielded in it: so a loader that goes on from a state gives the same pixels. Files are closed.
+
+    Args:
+        datapipe: a pipe of images, or of items that hold one.
+        size: how large each becomes: (height, width), or an integer for a square. None: as large as its crop.
+        crop: the part that is taken before resizing: "random" for one by `torchdata.images.random_resized_crop`; a
+            function of a generator (a `random.Random`), width and height that returns a box (left, top, right,
+            bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a box. None: all of it.
+        flip: how probable it is that left and right change places, from 0 to 1.
+        mode: "RGB", "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
+        layout: "HWC" or "CHW": channels last or first.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth where that is no smaller than the result.
+        resample: the filter, as for `torchdata.images.decode`.
+        exif: whether images are turned upright as EXIF says.
+        truncated: "keep" for images that are cut off as far as they go, in place of an error.
+        as_tensor: whether they become torch tensors.
+        input_col: where in an item the image is: an index or key. None: the item is the image.
+        output_col: where the result goes, as for `map`; None: to where the image was.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: an argument is none of what it may be; while iterating, an image cannot be decoded. A note names
+            the path if an item holds one.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> images = [("a.ppm", b"P6 2 2 255 " + bytes(12)), ("b.pgm", b"P5 3 1 255 abc")]
+        >>> pipe = IterableWrapper(images).decode_image(8, crop="random", flip=0.5, input_col=1)
+        >>> [(path, pixels.shape) for path, pixels in pipe]
+        [('a.ppm', (8, 8, 3)), ('b.pgm', (8, 8, 3))]
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        size: int | tuple[int, int] | None = None,
+        *,
+        crop: Literal["random"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
+        flip: float = 0.0,
+        mode: str = "RGB",
+        layout: Literal["HWC", "CHW"] = "HWC",
+        scale: Literal["exact", "fast"] = "exact",
+        resample: str = "bilinear",
+        exif: bool = False,
+        truncated: Literal["error", "keep"] = "error",
+        as_tensor: bool = False,
+        input_col: Any = None,
+        output_col: Any = None,
+    ) -> None:
+        name = "ImageDecoder"
+        self.datapipe = check_source(name, datapipe)
+        self.size, self.mode, self.layout, self.scale, self.resample = size, mode, layout, scale, resample
+        self.exif, self.truncated, self.as_tensor = exif, truncated, as_tensor
+        self._request()
+        if isinstance(crop, str):
+            if crop != "random":
+                raise ValueError(f"{name}: crop must be 'random', a function, a box or None, but got {crop!r}")
+        elif crop is not None and not isinstance(crop, (tuple, list)):
+            check_callable(name, "crop", crop)
+        if not 0 <= flip <= 1:
+            raise ValueError(f"{name}: flip is a probability, from 0 to 1, but got {flip!r}")
+        self.crop, self.flip = crop, flip
+        check_input_col(name, self._decoded, input_col)
+        self.input_col, self.output_col = input_col, check_output_col(name, self._decoded, input_col, output_col)
+
+    def _request(self) -> Request:
+        return Request(
+            self.size, self.mode, self.layout, self.scale, self.resample, self.exif, self.truncated, self.as_tensor
+        )
+
+    def _is_random(self) -> bool:
+        return self.flip > 0 or self.crop == "random" or callable(self.crop)
+
+    def reset(self) -> None:
+        """Takes the seed of the iteration, if anything is random."""
+        super().reset()
+        if self._is_random():
+            self._take_seed()
+
+    def __iter__(self) -> Iterator[Any]:
+        decoder = _Decoder(self._request(), self.crop, self.flip, self._epoch_seed if self._is_random() else None)
+        decoder.number = token_of(self).yielded
+        call = decoder if self.input_col is None else replacing_columns(decoder, self.input_col, self.output_col)
+        return map(partial(_explained, call), self.datapipe)
+
+    def _decoded(self, image: Any) -> Any:
+        """Stands for the function that is called with the columns, for the checks of these."""
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+class _Decoder:
+    """Decodes one image after another, the next of which has a number."""
+
+    def __init__(self, request: Request, crop: Any, flip: float, seed: int | None) -> None:
+        self.request, self.flip, self.seed, self.number = request, flip, seed, 0
+        self.crop: Any = random_resized_crop if crop == "random" else crop
+        self.rng = random.Random()
+
+    def __call__(self, data: Any) -> Any:
+        number, self.number = self.number, self.number + 1
+        crop, mirrored, rng = self.crop, False, self.rng
+        if self.seed is not None:
+            rng.seed(self.seed << 64 | number)
+            mirrored = self.flip > 0 and rng.random() < self.flip
+            if callable(crop):
+                crop = partial(crop, rng)
+        try:
+            return decode_as(self.request, data, crop, mirrored)
+        finally:
+            if hasattr(data, "read") and hasattr(data, "close"):
+                data.close()
+
+
+def _explained(call: Callable[[Any], Any], item: Any) -> Any:
+    try:
+        return call(item)
+    except Exception as error:
+        path = item[0] if isinstance(item, tuple) and item else item
+        if isinstance(path, str):
+            error.add_note(f"ImageDecoder was decoding {shown(path)}.")
+        raise

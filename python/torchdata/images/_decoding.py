@@ -1,0 +1,382 @@
+"""The functions that decode: `decode` for one image, `decode_batch` for a block of them.
+
+Role: checks what was asked for, once (`Request`), and goes from content to a filled array. Runs in the thread that
+calls; `decode_batch` starts threads if it is told to, and ends them before it returns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchdata._optional import optional_import
+from torchdata._redacting import shown
+from torchdata.images import _pillow
+from torchdata.images._boxes import Box, check_box
+from torchdata.images._pictures import Picture, open_picture
+
+__all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
+
+Size = int | tuple[int, int] | None
+Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
+
+#: Channels of each mode, and the name of the type of its numbers.
+_MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
+#: Filters with which the extension gives what Pillow gives, to one level; the others are Pillow's own.
+_FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The way in which images are to be decoded. The arguments are those of `decode`.
+
+    Raises:
+        TypeError, ValueError: one of them is none of what it may be.
+    """
+
+    size: Any = None
+    mode: str = "RGB"
+    layout: str = "HWC"
+    scale: str = "exact"
+    resample: str = "bilinear"
+    exif: bool = False
+    truncated: str = "error"
+    as_tensor: bool = False
+    #: (height, width) of what is made; None for that of the crop.
+    target: tuple[int, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        choices = {
+            "mode": tuple(_MODES),
+            "layout": ("HWC", "CHW"),
+            "scale": ("exact", "fast"),
+            "resample": tuple(_FILTERS),
+            "truncated": ("error", "keep"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(map(repr, allowed))
+                raise ValueError(f"{name} must be one of {words}, but got {getattr(self, name)!r}")
+        object.__setattr__(self, "target", _target(self.size))
+
+    def shape(self, target: tuple[int, int]) -> tuple[int, int, int]:
+        """The shape of an image with these many rows and columns."""
+        channels = _MODES[self.mode][0]
+        return (*target, channels) if self.layout == "HWC" else (channels, *target)
+
+    def dtype(self) -> Any:
+        """The type of the numbers: NumPy's name, or torch's type."""
+        name = _MODES[self.mode][1]
+        return getattr(_torch(), name) if self.as_tensor else name
+
+
+def _torch() -> Any:
+    return optional_import("torch", extra="torch", needed_by="torchdata.images with as_tensor=True")
+
+
+def _target(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    try:
+        sides = (size.__index__(),) * 2 if hasattr(size, "__index__") else tuple(side.__index__() for side in size)
+    except (AttributeError, TypeError):
+        sides = ()
+    if len(sides) != 2 or min(sides) < 1:
+        raise ValueError(f"size must be a positive integer, for a square, or (height, width), but got {size!r}")
+    return sides
+
+
+def decode(
+    data: Any,
+    size: Size = None,
+    *,
+    crop: Crop = None,
+    flip: bool = False,
+    mode: str = "RGB",
+    layout: Literal["HWC", "CHW"] = "HWC",
+    scale: Literal["exact", "fast"] = "exact",
+    resample: str = "bilinear",
+    exif: bool = False,
+    truncated: Literal["error", "keep"] = "error",
+    as_tensor: bool = False,
+) -> Any:
+    """Decodes an image to an array of its pixels, of which a part is taken and resized on the way.
+
+    The pixels are those of Pillow: bit for bit without resizing, to one level of 255 with it. In a worker the array
+    lies in shared memory from the start, as one of `torchdata.empty`.
+
+    Args:
+        data: the content of the file as bytes, its path, or a file that is open for reading bytes (it is read to its
+            end, and stays open).
+        size: how large the result is: (height, width), or an integer for a square. None: as large as the crop.
+        crop: the part that is taken before resizing, (left, top, right, bottom) in pixels; or a function of width and
+            height that returns it. None: all of it.
+        flip: whether left and right change places.
+        mode: the channels: "RGB", "L" (grey), "RGBA", or "I;16" (grey images of 16 bits). Transparency is left out by
+            the first two, as Pillow's `convert` does.
+        layout: "HWC" for height, width, channels; "CHW" for channels first.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth where that is no smaller than the result.
+        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", each with antialiasing, as Pillow's.
+            The extension has the first two; the others are Pillow's, and slower.
+        exif: whether the image is turned upright as EXIF says. `crop` is a part of the upright one.
+        truncated: "keep" for an image that is cut off as far as it goes, in place of an error.
+        as_tensor: whether it becomes a torch tensor.
+
+    Returns:
+        An array (or tensor) with three axes, of uint8; of uint16 for "I;16".
+
+    Raises:
+        FileNotFoundError, PermissionError: the path cannot be read.
+        ModuleNotFoundError: Pillow is not installed.
+        PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows; a note names the file.
+        TypeError: `data` is nothing of that, or the crop is no box.
+        ValueError: the content is no intact image (the message names the file), the crop is not within the image, or an
+            argument is none of what it may be.
+
+    Example:
+        >>> from torchdata.images import decode
+        >>> image = b"P6 3 2 255 " + bytes(range(18))
+        >>> decode(image).shape, decode(image, (4, 4), crop=(1, 0, 3, 2), layout="CHW").shape
+        ((2, 3, 3), (3, 4, 4))
+        >>> decode(image, mode="L")[..., 0].tolist()
+        [[1, 4, 7], [10, 13, 16]]
+    """
+    request = Request(size, mode, layout, scale, resample, exif, truncated, as_tensor)
+    return decode_as(request, data, crop, flip)
+
+
+def decode_as(request: Request, data: Any, crop: Crop = None, flip: bool = False) -> Any:
+    """The image in `data` as `request` says."""
+    from torchdata import empty
+
+    content, name = read(data)
+    picture, box = _opened(request, content, name, crop)
+    target = request.target or (box[3] - box[1], box[2] - box[0])
+    made = empty(request.shape(target), request.dtype())
+    _fill(request, picture, box, flip, name, made.numpy() if request.as_tensor else made)
+    return made
+
+
+def decode_batch(
+    data: Sequence[Any],
+    size: int | tuple[int, int],
+    out: Any = None,
+    threads: int = 0,
+    *,
+    crop: Crop = None,
+    flip: Sequence[bool] | bool = False,
+    mode: str = "RGB",
+    layout: Literal["HWC", "CHW"] = "HWC",
+    scale: Literal["exact", "fast"] = "exact",
+    resample: str = "bilinear",
+    exif: bool = False,
+    truncated: Literal["error", "keep"] = "error",
+    as_tensor: bool = False,
+) -> Any:
+    """Decodes images into one block, each to the same size: a batch that needs no `collate`.
+
+    Args:
+        data: the images; each as for `decode`.
+        size: how large each becomes: (height, width), or an integer for a square.
+        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one behind the
+            other. None: a new one, in shared memory in a worker.
+        threads: how many threads decode beside each other, for processes that have cores to spare. 0: this one alone.
+        crop: the part of each that is taken: a box, or a function of width and height, which is called for one image
+            after another, in order.
+        flip: whether left and right change places, for all or for each.
+        mode: as for `decode`.
+        layout: as for `decode`.
+        scale: as for `decode`.
+        resample: as for `decode`.
+        exif: as for `decode`.
+        truncated: as for `decode`.
+        as_tensor: as for `decode`.
+
+    Returns:
+        The block: (images, height, width, channels), or (images, channels, height, width); `out` if it was given.
+
+    Raises:
+        TypeError, ValueError: as of `decode`, with a note that tells the place of the image in the batch; `out` is no
+            such array; `threads` is negative; `flip` is not one for each image.
+
+    Example:
+        >>> from torchdata.images import decode_batch
+        >>> images = [b"P5 2 1 255 \\x00\\xff", b"P5 1 1 255 \\x07"]
+        >>> decode_batch(images, (1, 2), mode="L")[..., 0].tolist()
+        [[[0, 255]], [[7, 7]]]
+    """
+    from torchdata import empty
+
+    request = Request(size, mode, layout, scale, resample, exif, truncated, as_tensor)
+    if request.target is None:
+        raise ValueError("decode_batch: size is needed, (height, width) or an integer for a square")
+    if threads < 0:
+        raise ValueError(f"decode_batch: threads must not be negative, but got {threads}")
+    flips = [flip] * len(data) if isinstance(flip, (bool, int)) else list(flip)
+    if len(flips) != len(data):
+        raise ValueError(f"decode_batch: flip has {len(flips)} members for {len(data)} images")
+    shape = (len(data), *request.shape(request.target))
+    made = empty(shape, request.dtype()) if out is None else out
+    block = _array_over(made, shape, _MODES[mode][1])
+    calls = []
+    for number, one in enumerate(data):
+        with _numbered(number):
+            content, name = read(one)
+            calls.append((request, *_opened(request, content, name, crop), flips[number], name, block[number]))
+    if threads <= 1 or len(calls) <= 1:
+        for number, call in enumerate(calls):
+            with _numbered(number):
+                _fill(*call)
+        return made
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(threads, len(calls)), "torchdata-images") as pool:
+        waited = [pool.submit(_fill, *call) for call in calls]
+        try:
+            for number, one in enumerate(waited):
+                with _numbered(number):
+                    one.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return made
+
+
+class _numbered:
+    """Notes on an exception which image of the batch it is about."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception):
+            error.add_note(f"decode_batch was decoding image {self.number} of the batch.")
+
+
+def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """The array to fill: `out`, or that over the same memory if it is a tensor."""
+    import numpy as np
+
+    array = out.numpy() if type(out).__module__ == "torch" else out
+    fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
+    if not (fits and array.flags.c_contiguous and array.flags.writeable):
+        told = f"{getattr(array, 'dtype', type(out).__name__)} {getattr(array, 'shape', '')}"
+        raise ValueError(f"decode_batch: out must be a writable {dtype} array of shape {shape} in C order, not {told}")
+    return array
+
+
+def read(data: Any) -> tuple[Any, str]:
+    """The content of an image, and what messages call it.
+
+    Raises:
+        TypeError: `data` is neither bytes, nor a path, nor a file of bytes.
+        ValueError: there is no content.
+    """
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        content, name = data, f"an image of {len(data):,} bytes"
+    elif isinstance(data, (str, os.PathLike)):
+        with open(data, "rb") as file:
+            content, name = file.read(), shown(os.fspath(data))
+    elif hasattr(data, "read"):
+        content, name = data.read(), shown(getattr(data, "name", None) or type(data).__name__)
+    elif getattr(data, "dtype", None) is not None and str(data.dtype) == "uint8" and hasattr(data, "__array__"):
+        content, name = memoryview(data.__array__()).cast("B"), f"an image of {len(data):,} bytes"
+    else:
+        content, name = None, type(data).__name__
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise TypeError(f"an image is given as bytes, a path or a file that is open for reading bytes, not as {name}")
+    if len(content) == 0:
+        raise ValueError(f"{name} cannot be decoded as an image: it is empty")
+    return content, name
+
+
+def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[Picture, Box]:
+    """The picture in the content, and the part of it that is to be taken."""
+    with _decoding(name):
+        picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
+    width, height = picture.width, picture.height
+    if crop is None:
+        return picture, (0, 0, width, height)
+    return picture, check_box(crop(width, height) if callable(crop) else crop, width, height, name)
+
+
+class _decoding:
+    """Makes one kind of error, a ValueError that names the image, of all that Pillow raises for damaged content."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (ImportError, MemoryError)):
+            return
+        module = _pillow.image_module()
+        if isinstance(error, module.DecompressionBombError):
+            error.add_note(f"It was about {self.name}.")
+            return
+        said = str(error) or type(error).__name__
+        if isinstance(error, module.UnidentifiedImageError):
+            said = "it has no format that Pillow knows"
+        raise ValueError(f"{self.name} cannot be decoded as an image: {said}") from error
+
+
+def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, out: Any) -> None:
+    """Decodes a picture into an array of the shape that the request has for it."""
+    rows, columns = out.shape[:2] if request.layout == "HWC" else out.shape[1:]
+    left, top, right, bottom = box
+    by, whole = 1, (0, 0, picture.width, picture.height)
+    if request.scale == "fast":
+        # So many pixels the whole image needs at least, for the part to have as many as the result.
+        least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
+        by = picture.reduce(*least)
+    plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)
+    with _decoding(name):
+        if plain and request.layout == "HWC":
+            picture.pixels(out)
+            return
+        pixels = picture.pixels()
+    if by > 1:
+        across, down = picture.width / whole[2], picture.height / whole[3]
+        region = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
+    else:
+        region = box
+    planar = request.layout == "CHW"
+    if _FILTERS[request.resample] and request.mode in ("RGB", "L"):
+        from torchdata._native import resize_pixels
+
+        resize_pixels(pixels, region, request.resample, out, mirrored=bool(flip), planar=planar)
+        return
+    made = _resized_by_pillow(pixels, region, request, (columns, rows))
+    if flip:
+        made = made[:, ::-1]
+    out[...] = made.transpose(2, 0, 1) if planar else made
+
+
+def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request, size: tuple[int, int]) -> Any:
+    """The region of an image as Pillow resizes it, as an array (height, width, channels)."""
+    import numpy as np
+
+    module = _pillow.image_module()
+    left, top, right, bottom = math.floor(region[0]), math.floor(region[1]), math.ceil(region[2]), math.ceil(region[3])
+    part = np.ascontiguousarray(pixels[top:bottom, left:right])
+    image = module.fromarray(part[..., 0].astype(np.int32) if request.mode == "I;16" else _flat(part))
+    if size != image.size or region != (left, top, right, bottom):
+        box = (region[0] - left, region[1] - top, region[2] - left, region[3] - top)
+        image = image.resize(size, module.Resampling[request.resample.upper()], box=box)
+    made = np.asarray(image)
+    if request.mode == "I;16":
+        made = made.clip(0, 0xFFFF).astype(np.uint16)
+    return made.reshape(size[1], size[0], -1)
+
+
+def _flat(part: Any) -> Any:
+    """Grey images without their last axis, as Pillow takes them."""
+    return part[..., 0] if part.shape[2] == 1 else part

@@ -1,0 +1,212 @@
+"""Images whose header was read, and which give their pixels: by simplejpeg or by Pillow, with the same ones.
+
+Role: the choice of the decoder. A picture belongs to one call of `decode`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torchdata._importing import import_whole
+from torchdata.images import _pillow
+
+__all__ = ["Picture", "open_picture"]
+
+#: Bytes of pixels that a thread keeps room for.
+_KEPT = 64 << 20
+
+#: By mode, simplejpeg's name of the colours, and those of JPEG from which libjpeg makes what Pillow makes. Grey of
+#: coloured images is none: Pillow makes it of red, green and blue.
+_COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
+
+#: Channels of a mode.
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
+
+
+class Picture(Protocol):
+    """An image that is to be decoded; `width` and `height` are those that its pixels will have."""
+
+    width: int
+    height: int
+
+    def pixels(self, out: Any = None) -> Any:
+        """The array (height, width, channels), good until this thread decodes another image; `out` if it is given."""
+
+    def reduce(self, width: int, height: int) -> int:
+        """Decodes at a half, a quarter or an eighth from now on, which is returned as 2, 4 or 8; else 1.
+
+        Neither side falls below these many pixels.
+        """
+
+
+class _Room(threading.local):
+    """The memory into which a thread decodes what is cut and resized then."""
+
+    def __init__(self) -> None:
+        self.bytes: Any = None
+
+    def of(self, size: int) -> Any:
+        """An array of at least so many bytes."""
+        import numpy as np
+
+        if self.bytes is not None and len(self.bytes) >= size:
+            return self.bytes
+        room = np.empty(size, np.uint8)
+        if size <= _KEPT:
+            self.bytes = room
+        return room
+
+
+_room = _Room()
+
+
+@functools.cache
+def simplejpeg() -> Any:
+    """The library, or None where it is not installed."""
+    try:
+        return import_whole("simplejpeg")
+    except ImportError:
+        return None
+
+
+def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
+    """The picture in `content`.
+
+    Args:
+        content: the bytes of the file.
+        mode: one of Pillow's modes.
+        exif: whether it is turned as EXIF says.
+        keep: whether one that is cut off is kept as far as it goes.
+
+    Raises:
+        PIL.Image.DecompressionBombError: it has more pixels than Pillow allows.
+        Exception: those of Pillow, of many types, where the content is no image.
+    """
+    found: Any = None
+    library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
+    if library is not None:
+        try:
+            height, width, colours, _ = library.decode_jpeg_header(content)
+        except ValueError:
+            colours = None
+        if colours in _COLOURS[mode][1]:
+            _pillow.check_pixels(width, height)
+            found = _Jpeg(library, content, mode, width, height, keep)
+    image = None
+    if found is None or exif:
+        image = _pillow.opened(content)
+    turned = _pillow.orientation(image) if exif else 1
+    if found is None:
+        found = _Other(image, mode, keep)
+    return found if turned == 1 else _Turned(found, turned)
+
+
+def _power(width: int, height: int, least_width: int, least_height: int) -> int:
+    """The largest of 8, 4, 2 and 1 by which an image can be reduced."""
+    for by in (8, 4, 2):
+        if -(-width // by) >= least_width and -(-height // by) >= least_height:
+            return by
+    return 1
+
+
+class _Jpeg:
+    """A JPEG image for simplejpeg. One that it refuses goes to Pillow, which decodes it or tells what is wrong."""
+
+    def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
+        self.library, self.content, self.mode, self.keep = library, content, mode, keep
+        self.width, self.height = width, height
+        self.by = 1
+
+    def reduce(self, width: int, height: int) -> int:
+        by = _power(self.width, self.height, width, height)
+        if by > 1:
+            self.width, self.height, self.by = -(-self.width // by), -(-self.height // by), by
+        return by
+
+    def pixels(self, out: Any = None) -> Any:
+        shape = self.height, self.width, _CHANNELS[self.mode]
+        room = _room.of(shape[0] * shape[1] * shape[2]) if out is None else out
+        least = {} if self.by == 1 else {"min_height": self.height, "min_width": self.width, "min_factor": self.by}
+        try:
+            found = self.library.decode_jpeg(self.content, _COLOURS[self.mode][0], buffer=room, **least)
+        except ValueError:
+            found = None
+        if found is not None and found.shape == shape:
+            return found
+        other = _Other(_pillow.opened(self.content), self.mode, self.keep)
+        if self.by > 1:
+            other.reduce(self.width, self.height)
+        return other.pixels(out)
+
+
+class _Other:
+    """An image that Pillow decodes."""
+
+    def __init__(self, image: Any, mode: str, keep: bool) -> None:
+        self.image, self.mode, self.keep = image, mode, keep
+        self.width, self.height = image.size
+
+    def reduce(self, width: int, height: int) -> int:
+        by = _power(self.width, self.height, width, height)
+        if by == 1 or self.image.format not in ("JPEG", "MPO") or self.mode not in ("RGB", "L"):
+            return 1
+        whole = self.width
+        self.image.draft(None, (self.width // by, self.height // by))
+        self.width, self.height = self.image.size
+        return by if self.width < whole else 1
+
+    def pixels(self, out: Any = None) -> Any:
+        import numpy as np
+
+        image = _pillow.converted(self.image, self.mode, self.keep)
+        array = np.asarray(image)
+        if self.mode == "I;16":
+            array = array.clip(0, 0xFFFF).astype(np.uint16)
+        array = array.reshape(image.height, image.width, _CHANNELS[self.mode])
+        if out is None:
+            return array
+        np.copyto(out, array)
+        return out
+
+
+#: By orientation: whether rows become columns, and which axes are mirrored then.
+_TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
+    2: (False, lambda a: a[:, ::-1]),
+    3: (False, lambda a: a[::-1, ::-1]),
+    4: (False, lambda a: a[::-1]),
+    5: (True, lambda a: a),
+    6: (True, lambda a: a[:, ::-1]),
+    7: (True, lambda a: a[::-1, ::-1]),
+    8: (True, lambda a: a[::-1]),
+}
+
+
+class _Turned:
+    """A picture that is turned upright."""
+
+    def __init__(self, picture: Picture, orientation: int) -> None:
+        self.picture = picture
+        self.sideways, self.mirror = _TURNS[orientation]
+        self._take_size()
+
+    def _take_size(self) -> None:
+        size = self.picture.width, self.picture.height
+        self.width, self.height = size[::-1] if self.sideways else size
+
+    def reduce(self, width: int, height: int) -> int:
+        by = self.picture.reduce(height, width) if self.sideways else self.picture.reduce(width, height)
+        self._take_size()
+        return by
+
+    def pixels(self, out: Any = None) -> Any:
+        import numpy as np
+
+        array = self.picture.pixels()
+        turned = self.mirror(array.transpose(1, 0, 2) if self.sideways else array)
+        if out is None:
+            return np.ascontiguousarray(turned)
+        np.copyto(out, turned)
+        return out

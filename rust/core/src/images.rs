@@ -1,0 +1,175 @@
+//! Parts of decoded images, resized as Pillow does it: by a convolution whose width follows the reduction.
+//!
+//! The crate `fast_image_resize` does the work, by the vector instructions of the processor. Memory is the caller's,
+//! and any thread may call; each keeps what the convolution needs between its passes (`SCRATCH`) for the next image.
+
+use std::cell::RefCell;
+
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
+use fast_image_resize::{PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+use crate::strided::Strided;
+
+pub use fast_image_resize::FilterType as Filter;
+
+/// Bytes of scratch memory that a thread keeps at most between two images.
+const KEPT: usize = 16 << 20;
+
+/// An image cannot be resized as was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// Pixels have another number of channels than one or three.
+    #[error("pixels of {0} channels; there must be 1 or 3")]
+    Channels(usize),
+    /// A buffer does not hold as many bytes as its image has.
+    #[error("a buffer of {found} bytes for an image of {needed}")]
+    Length {
+        /// Bytes of the buffer.
+        found: usize,
+        /// Bytes of the image.
+        needed: usize,
+    },
+    /// The region has no pixel, or is not within the image.
+    #[error("the region is empty or reaches beyond the image")]
+    Region,
+}
+
+/// An image in memory: rows of pixels, whose channels are a byte each.
+#[derive(Debug, Clone, Copy)]
+pub struct Pixels<'a> {
+    /// All bytes, row by row.
+    pub bytes: &'a [u8],
+    /// Pixels of a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Bytes of a pixel: 1 or 3.
+    pub channels: usize,
+}
+
+/// A part of an image in pixels, which may begin and end within one.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
+    /// The first column.
+    pub left: f64,
+    /// The first row.
+    pub top: f64,
+    /// The end of the last column.
+    pub right: f64,
+    /// The end of the last row.
+    pub bottom: f64,
+}
+
+/// The image that is to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Pixels of a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Whether rows run from right to left.
+    pub mirrored: bool,
+    /// Whether each channel is a plane of its own, one behind the other.
+    pub planar: bool,
+}
+
+/// The memory that a thread needs while it resizes.
+#[derive(Default)]
+struct Scratch {
+    resizer: Resizer,
+    rows: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Resizes a region of `source` into `out`. No pixel outside of the region counts, but those that it begins and ends in.
+pub fn resize(
+    source: Pixels<'_>,
+    region: Region,
+    filter: Filter,
+    target: Target,
+    out: &mut [u8],
+) -> Result<(), ResizeError> {
+    let kind = match source.channels {
+        1 => PixelType::U8,
+        3 => PixelType::U8x3,
+        other => return Err(ResizeError::Channels(other)),
+    };
+    holds(source.bytes.len(), source.width, source.height, source.channels)?;
+    holds(out.len(), target.width, target.height, source.channels)?;
+    if out.is_empty() {
+        return Ok(());
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let Scratch { resizer, rows } = scratch;
+        if !target.mirrored && (!target.planar || source.channels == 1) {
+            convolve(resizer, source, kind, region, filter, target, out)?;
+        } else {
+            rows.resize(out.len(), 0);
+            convolve(resizer, source, kind, region, filter, target, rows)?;
+            lay_out(rows, source.channels, target, out);
+        }
+        if resizer.size_of_internal_buffers() + rows.capacity() > KEPT {
+            *scratch = Scratch::default();
+        }
+        Ok(())
+    })
+}
+
+/// Whether a buffer has exactly the bytes of an image.
+fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), ResizeError> {
+    let pixels = (width as usize).checked_mul(height as usize);
+    match pixels.and_then(|pixels| pixels.checked_mul(channels)) {
+        Some(needed) if needed == found => Ok(()),
+        needed => Err(ResizeError::Length { found, needed: needed.unwrap_or(usize::MAX) }),
+    }
+}
+
+/// Resizes into rows of pixels from left to right.
+fn convolve(
+    resizer: &mut Resizer,
+    source: Pixels<'_>,
+    kind: PixelType,
+    region: Region,
+    filter: Filter,
+    target: Target,
+    rows: &mut [u8],
+) -> Result<(), ResizeError> {
+    let Region { left, top, right, bottom } = region;
+    let within = left >= 0.0 && top >= 0.0 && right <= source.width.into() && bottom <= source.height.into();
+    if !(within && left < right && top < bottom) {
+        return Err(ResizeError::Region);
+    }
+    // The pixels that the region begins and ends in, and where it lies within these.
+    let (column, row) = (left.floor(), top.floor());
+    let (width, height) = (right.ceil() - column, bottom.ceil() - row);
+    let whole = ImageRef::new(source.width, source.height, source.bytes, kind).map_err(|_| ResizeError::Region)?;
+    let part = CroppedImage::new(&whole, column as u32, row as u32, width as u32, height as u32)
+        .map_err(|_| ResizeError::Region)?;
+    let mut made = Image::from_slice_u8(target.width, target.height, rows, kind).map_err(|_| ResizeError::Region)?;
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).crop(
+        left - column,
+        top - row,
+        right - left,
+        bottom - top,
+    );
+    resizer.resize(&part, &mut made, &options).map_err(|_| ResizeError::Region)
+}
+
+/// Copies rows of pixels in the order that the target asks for.
+fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
+    let (width, height) = (target.width as usize, target.height as usize);
+    let step = channels as isize;
+    let along_row = if target.mirrored { -step } else { step };
+    let first = if target.mirrored { (width - 1) * channels } else { 0 };
+    let (plane, row, pixel) = ((channels, 1), (height, (width * channels) as isize), (width, along_row));
+    let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
+    if let Some(strided) = Strided::new(1, axes) {
+        debug_assert_eq!(strided.len(), out.len());
+        // SAFETY: the axes go through all bytes of `rows`, each once, from the first pixel that is to be written on;
+        // `out` is another object of as many bytes.
+        unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
+    }
+}

@@ -1,0 +1,75 @@
+//! Resizing of pixels that arrays hold, without the GIL.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use torchdata_core::images::{self, Filter, Pixels, Region, Target};
+
+/// Resizes a region of an image into an array.
+///
+/// # Arguments
+/// * `source` - rows of pixels: an array (height, width, channels) of bytes, with one or three channels.
+/// * `region` - left, top, right and bottom in pixels, as Pillow's boxes.
+/// * `filter` - the name of the filter, as Pillow's in small letters.
+/// * `out` - the array to fill: (height, width, channels), or if `planar`, (channels, height, width).
+#[pyfunction]
+#[pyo3(signature = (source, region, filter, out, *, mirrored=false, planar=false))]
+pub fn resize_pixels(
+    py: Python<'_>,
+    source: PyBuffer<u8>,
+    region: (f64, f64, f64, f64),
+    filter: &str,
+    out: PyBuffer<u8>,
+    mirrored: bool,
+    planar: bool,
+) -> PyResult<()> {
+    let filter = filter_of(filter)?;
+    let [height, width, channels] = axes(&source)?;
+    let made = axes(&out)?;
+    let [rows, columns, planes] = if planar { [made[1], made[2], made[0]] } else { made };
+    if out.readonly() || planes != channels {
+        return Err(PyBufferError::new_err("`out` must be a writable array with as many channels as the source has"));
+    }
+    let target = Target { width: columns, height: rows, mirrored, planar };
+    let (left, top, right, bottom) = region;
+    let region = Region { left, top, right, bottom };
+    let (from, to) = (source.buf_ptr() as usize, out.buf_ptr() as usize);
+    let (from_len, to_len) = (source.len_bytes(), out.len_bytes());
+    if from < to + to_len && to < from + from_len {
+        return Err(PyBufferError::new_err("`out` must be other memory than the source"));
+    }
+    let done = py.detach(|| {
+        // SAFETY: both buffers are dense, live as long as this call, and lie apart. Python code that writes into one
+        // meanwhile spoils pixels, as it does for NumPy.
+        let (bytes, out) = unsafe {
+            (
+                std::slice::from_raw_parts(from as *const u8, from_len),
+                std::slice::from_raw_parts_mut(to as *mut u8, to_len),
+            )
+        };
+        let pixels = Pixels { bytes, width, height, channels: channels as usize };
+        images::resize(pixels, region, filter, target, out)
+    });
+    done.map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// The three lengths of a dense array.
+fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
+    let shape: Option<Vec<u32>> = buffer.shape().iter().map(|&size| u32::try_from(size).ok()).collect();
+    match shape.as_deref() {
+        Some(&[first, second, third]) if buffer.is_c_contiguous() && buffer.len_bytes() > 0 => {
+            Ok([first, second, third])
+        }
+        _ => Err(PyBufferError::new_err("images must be dense arrays with three axes and at least one pixel")),
+    }
+}
+
+/// The filters with which the crate gives what Pillow gives, to one level. Those that overshoot, or have edges, differ by
+/// more: Pillow's own code does these.
+fn filter_of(name: &str) -> PyResult<Filter> {
+    Ok(match name {
+        "bilinear" => Filter::Bilinear,
+        "hamming" => Filter::Hamming,
+        _ => return Err(PyValueError::new_err(format!("there is no filter {name:?}"))),
+    })
+}

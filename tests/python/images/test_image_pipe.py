@@ -1,0 +1,167 @@
+"""`.decode_image()`: what it makes of items, and that random parts follow from the loader's seed, also after a stop."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+pytest.importorskip("simplejpeg", reason="JPEG files of all kinds are made by it")
+pytest.importorskip("sklearn", reason="it ships the photographs")
+
+from pictures import jpeg
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.images import decode, random_resized_crop
+
+COUNT = 24
+
+
+def numbered() -> IterableWrapper[Any]:
+    return IterableWrapper([(number, jpeg(number)) for number in range(COUNT)], deepcopy=False)
+
+
+def augmented(sharded: bool = True, **options: Any) -> Any:
+    """Pairs of number and pixels: of a random part of 16 x 16 pixels, mirrored by chance."""
+    pipe = numbered()
+    pipe = pipe.shuffle().sharding_filter() if sharded else pipe
+    return pipe.decode_image(16, crop="random", flip=0.5, input_col=1, **options)
+
+
+def told(items: Any) -> list[tuple[int, bytes]]:
+    return [(int(number), np.asarray(pixels).tobytes()) for number, pixels in items]
+
+
+def test_items_are_images_or_hold_one(tmp_path: Path) -> None:
+    content = jpeg(3)
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    want = decode(content, 9)
+    [plain] = IterableWrapper([content]).decode_image(9)
+    [by_path] = IterableWrapper([str(path)]).decode_image(9)
+    [by_index] = IterableWrapper([("a", content, 7)]).decode_image(9, input_col=1)
+    [by_key] = IterableWrapper([{"jpg": content}]).decode_image(9, input_col="jpg", output_col="image")
+    [(_, of_stream)] = IterableWrapper([str(path)]).open_files("b").decode_image(9, input_col=1)
+    for found in (plain, by_path, by_index[1], by_key["image"], of_stream):
+        assert np.array_equal(found, want)
+    assert by_index[::2] == ("a", 7)
+    assert by_key["jpg"] == content
+    assert len(numbered().decode_image(input_col=1)) == COUNT
+
+
+def test_a_stream_is_closed_also_behind_an_error() -> None:
+    for content in (jpeg(3), b"no image"):
+        stream = io.BytesIO(content)
+        pipe = IterableWrapper([("a.jpg", stream)], deepcopy=False).decode_image(9, input_col=1)
+        if content == b"no image":
+            with pytest.raises(ValueError, match=r"no format") as failure:
+                list(pipe)
+            assert "ImageDecoder was decoding 'a.jpg'." in failure.value.__notes__
+        else:
+            list(pipe)
+        assert stream.closed
+
+
+def test_arguments_are_those_of_decode() -> None:
+    content = jpeg(9)
+    half = partial(random_resized_crop, scale=(0.5, 0.5))
+    [part] = IterableWrapper([content]).decode_image(crop=half).set_seed(1)
+    whole = decode(content)
+    assert 0.4 < part.size / whole.size < 0.6
+    [box] = IterableWrapper([content]).decode_image(crop=(0, 0, 1, 1), mode="L", layout="CHW")
+    assert np.array_equal(box, decode(content, crop=(0, 0, 1, 1), mode="L", layout="CHW"))
+    [mirrored] = IterableWrapper([content]).decode_image(flip=1)
+    assert np.array_equal(mirrored, whole[:, ::-1])
+
+
+def test_without_chance_no_seed_is_drawn() -> None:
+    random.seed(0)
+    before = random.getstate()
+    list(numbered().decode_image(8, input_col=1))
+    assert random.getstate() == before
+
+
+def test_a_seed_tells_the_pixels_and_epochs_differ() -> None:
+    first, again = augmented(sharded=False), augmented(sharded=False)
+    for pipe in (first, again):
+        set_graph_random_seed(pipe, SeedGenerator(5))
+    one, two = told(first), told(first)
+    assert one != two, "epochs differ"
+    assert told(again) == one
+    assert len({pixels for _, pixels in one}) == COUNT
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, COUNT - 1])
+def test_a_pipe_goes_on_from_a_state_with_the_same_pixels(place: int) -> None:
+    whole = told(augmented(sharded=False).set_seed(3))
+    pipe = augmented(sharded=False).set_seed(3)
+    iterator = iter(pipe)
+    begun = told(next(iterator) for _ in range(place))
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    fresh = augmented(sharded=False)
+    load_state(fresh, state)
+    assert begun + told(fresh) == whole
+
+
+def epochs(loader: Any, count: int = 2) -> list[list[tuple[int, bytes]]]:
+    return [told(loader) for _ in range(count)]
+
+
+def test_workers_make_the_same_pixels_each_time_and_go_on_exactly() -> None:
+    service = MultiProcessingReadingService(num_workers=2)
+    with DataLoader2(augmented(), reading_service=service) as loader:
+        loader.seed(1)
+        first, second = epochs(loader)
+        loader.seed(1)
+        assert epochs(loader) == [first, second]
+        assert {number for number, _ in first} == set(range(COUNT))
+        assert dict(first) != dict(second)
+        rng = random.Random(0)
+        for place in rng.sample(range(COUNT), 3):
+            loader.seed(1)
+            told(loader)
+            batches = iter(loader)  # of the second epoch
+            begun = told(next(batches) for _ in range(place))
+            state = pickle.dumps(loader.state_dict())
+            with DataLoader2.from_state(pickle.loads(state), service) as other:
+                assert begun + told(other) == second
+                following = told(other)
+            rest = told(batches)
+            assert begun + rest == second
+            assert told(loader) == following, "and so is the epoch behind it"
+
+
+def test_with_another_number_of_workers_every_image_still_comes_once() -> None:
+    with DataLoader2(augmented(), reading_service=MultiProcessingReadingService(num_workers=2)) as loader:
+        loader.seed(1)
+        batches = iter(loader)
+        begun = told(next(batches) for _ in range(6))
+        state = loader.state_dict()
+    with DataLoader2.from_state(state, MultiProcessingReadingService(num_workers=1)) as loader:
+        rest = told(loader)
+    assert sorted(number for number, _ in begun + rest) == list(range(COUNT))
+
+
+def test_batches_of_tensors_reach_main() -> None:
+    torch = pytest.importorskip("torch")
+    pipe = augmented(layout="CHW", as_tensor=True).batch(8).collate()
+    arrays = augmented(layout="CHW").batch(8).collate(to="numpy")
+    service = MultiProcessingReadingService(num_workers=2)
+    with DataLoader2(pipe, reading_service=service) as loader, DataLoader2(arrays, reading_service=service) as other:
+        loader.seed(2)
+        other.seed(2)
+        for (numbers, tensors), (same, pixels) in zip(loader, other, strict=True):
+            assert type(tensors) is torch.Tensor
+            assert tuple(tensors.shape[1:]) == (3, 16, 16)
+            assert numbers.tolist() == same.tolist()
+            assert np.array_equal(tensors.numpy(), pixels)

@@ -1,0 +1,71 @@
+"""Images for tests: parts of the photographs that scikit-learn ships, noise and smooth ones, as files of many kinds."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+#: Of simplejpeg's encoder: Pillow's writes no 4:4:0 and no 4:1:1.
+SUBSAMPLINGS = ("444", "422", "420", "440", "411")
+
+
+@cache
+def photographs() -> list[Any]:
+    from sklearn.datasets import load_sample_images
+
+    return list(load_sample_images().images)
+
+
+def pixels(number: int) -> Any:
+    """An array (height, width, 3): by its number a part of a photograph, noise, or a smooth image."""
+    rng = np.random.default_rng(number)
+    kind = number % 3
+    if kind == 0:
+        whole = photographs()[number % 2]
+        height, width = int(rng.integers(1, 300)), int(rng.integers(1, 400))
+        top, left = int(rng.integers(0, 427 - height)), int(rng.integers(0, 640 - width))
+        return whole[top : top + height, left : left + width]
+    height, width = int(rng.integers(1, 150)), int(rng.integers(1, 150))
+    if kind == 1:
+        return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
+    """The bytes of a file that shows an image of Pillow's, or an array."""
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
+    return stream.getvalue()
+
+
+def jpeg(number: int) -> bytes:
+    """A JPEG file by its number: of all subsamplings, baseline and progressive, in colours and in grey."""
+    import simplejpeg
+
+    array = np.ascontiguousarray(pixels(number))
+    quality = 20 + number * 37 % 80
+    if number % 7 == 0:
+        return encoded(Image.fromarray(array).convert("L"), quality=quality, progressive=number % 2 == 0)
+    if number % 7 == 1:
+        return encoded(array, quality=quality, keep_rgb=True)
+    if number % 7 == 2:
+        return encoded(array, quality=quality, progressive=True, subsampling=number % 3)
+    subsampling = SUBSAMPLINGS[number % len(SUBSAMPLINGS)]
+    return bytes(simplejpeg.encode_jpeg(array, quality=quality, colorsubsampling=subsampling))
+
+
+def by_pillow(content: bytes, mode: str = "RGB", box: Any = None, size: Any = None, filter: str = "BILINEAR") -> Any:
+    """The array (height, width, channels) that Pillow makes: decoded, cropped, resized to (height, width)."""
+    with Image.open(io.BytesIO(content)) as image:
+        made = image.convert(mode)
+    if box is not None:
+        made = made.crop(box)
+    if size is not None:
+        made = made.resize(size[::-1], Image.Resampling[filter])
+    array = np.array(made)
+    return array.reshape(*array.shape[:2], -1)
