@@ -204,6 +204,12 @@ GROUPS = (
                 [["aaa", "b", "cc", "d"]],
                 run="a.max_token_bucketize(4, buffer_size=4, include_padding=False)",
             ),
+            Sample(
+                "Packer",
+                "a.pack(4)",
+                [[[1, 1, 1], [2, 2], [3]]],
+                run="a.pack(4, add=())",
+            ),
             Sample("Rows2Columnar", "a.rows2columnar(['x', 'y'])", [[[[1, 2], [3, 4]]]]),
         ),
     ),

@@ -493,6 +493,21 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> torchdata.datapipes.iter.IoPathFileOpener:
         """Opens files by iopath: yields pairs of path and stream."""
 
+    def pack(
+        self,
+        max_tokens: int,
+        *,
+        method: Literal["first_fit", "in_order", "cut"] = "first_fit",
+        long: Literal["split", "truncate", "drop", "error"] = "split",
+        buffer_size: int = 16,
+        pad_value: float | Mapping[str, float] | None = None,
+        first_value: Mapping[str, float] | None = None,
+        columns: Collection[str] | None = None,
+        add: Collection[str] = ...,
+        drop_last: bool = False,
+    ) -> IterDataPipe[dict[str, Any]]:
+        """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins."""
+
     def parse_csv(
         self,
         *,

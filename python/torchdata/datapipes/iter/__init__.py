@@ -60,6 +60,7 @@ from torchdata.datapipes.iter.ordering.combinatorics import (
 )
 from torchdata.datapipes.iter.ordering.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.ordering.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.ordering.packing import Packer
 from torchdata.datapipes.iter.ordering.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.ordering.sharding import (
     SHARDING_PRIORITIES,
@@ -146,6 +147,7 @@ __all__ = [
     "MultiplexerLongest",
     "OnDiskCacheHolder",
     "OnlineReader",
+    "Packer",
     "ParagraphAggregator",
     "ParquetDataFrameLoader",
     "PinMemory",
