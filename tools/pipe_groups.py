@@ -412,6 +412,11 @@ GROUPS = (
             ),
             Sample("DataFrameMaker", "a.dataframe(2)", [[("a", 1), ("b", 2)]], shown=[[[("a", 1), ("b", 2)]]]),
             Sample(
+                "ArrowReader",
+                "ArrowReader(table)",
+                shown=[[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]],
+            ),
+            Sample(
                 "ParquetDataFrameLoader",
                 "a.load_parquet_as_df()",
                 [["t.parquet"]],
@@ -487,6 +492,7 @@ GROUPS = (
         "These have `pipe[i]` and often `len(pipe)`, as a list has. `to_iter_datapipe` makes an iter pipe of one.",
         (
             Sample("SequenceWrapper", "SequenceWrapper('abcd')"),
+            Sample("ArrowParts", "ArrowParts(table)", shown=[[0, 1, 2]]),
             Sample("Mapper", "a.map(upper)", ["abcd"]),
             Sample("Batcher", "a.batch(2)", ["abcde"]),
             Sample("Concater", "a.concat(b)", ["abc", "xy"]),

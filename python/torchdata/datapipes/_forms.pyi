@@ -565,6 +565,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> Any:
         """Divides the items at random into groups of given sizes: returns one child for each group."""
 
+    def read_arrow(
+        self,
+        columns: list[str] | None = None,
+        *,
+        parts: MapDataPipe[int] | None = None,
+        rows: bool = True,
+        frame_size: int | None = None,
+        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+        dtype: Any = None,
+        writable: bool = False,
+        use_threads: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
+
     def read_from_gdrive(
         self,
         *,

@@ -364,14 +364,14 @@ class IndexOrder:
         """Takes as many samples as so many indices, or batches of them, had when the state was saved."""
         if count == 0:
             return
-        samples = (state["_sampler_iter_state"] or {}).get("samples_yielded") if not state["indices_since"] else None
-        old = state["batch_size"]
-        if not isinstance(self._iterator, BatchIndices) or old is None:
+        told, old = state["_sampler_iter_state"], state["batch_size"]
+        samples = told.get("samples_yielded") if isinstance(told, dict) and not state["indices_since"] else None
+        if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
         elif type(samples) is int:
             self._iterator.pass_samples(samples)
-        else:
-            self._iterator.pass_samples(count * old)
+        else:  # of which the last may have been shorter
+            self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
         """The saved generators, but for that of a sampler of torch's, which draws once more at its end."""
