@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from torchdata._optional import optional_import
 from torchdata._redacting import redact_error
-from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource, arrow_source
 from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
@@ -87,12 +87,14 @@ class ArrowReader(IterDataPipe[Any]):
     ) -> None:
         name = "ArrowReader"
         pipe: Any = source_datapipe
-        if not isinstance(pipe, (IterDataPipe, MapDataPipe)) and parts is None:
-            pipe = _listed(pipe)
         if isinstance(pipe, MapDataPipe):
             pipe = pipe.to_iter_datapipe()
+        if isinstance(pipe, IterDataPipe) or parts is not None:
+            self._table = _table_of(pipe if parts is None else parts)
+        else:
+            self._table = arrow_source(pipe, None, "parquet")
+            pipe = range(len(self._table.names))
         self.source_datapipe = check_source(name, pipe, "source_datapipe")
-        self._table = _table_of(self.source_datapipe if parts is None else parts)
         self.columns = check_column_names(name, columns)
         self._table.check_columns(self.columns)
         if frame_size is not None:
@@ -162,13 +164,6 @@ class ArrowReader(IterDataPipe[Any]):
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
-
-
-def _listed(table: Any) -> Any:
-    """The parts of a table."""
-    from torchdata.datapipes.map.arrow import ArrowParts
-
-    return ArrowParts(table)
 
 
 def _table_of(pipe: Any) -> ArrowSource:
