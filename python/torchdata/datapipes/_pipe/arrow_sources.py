@@ -138,8 +138,7 @@ class _IcebergFiles(ArrowSource):
         super().__init__([str(task.file.file_path) for task in self._tasks], self._schema.as_arrow())
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        from pyiceberg.io.pyarrow import ArrowScan
-
+        ArrowScan = optional_import("pyiceberg.io.pyarrow", extra="iceberg", needed_by="ArrowParts").ArrowScan
         schema = self._schema if columns is None else self._schema.select(*columns)
         scan = ArrowScan(self._metadata, self._io, schema, self._row_filter)
         table = scan.to_table([self._tasks[part]])
@@ -158,6 +157,11 @@ def arrow_source(source: Any, filter: Any, format: str) -> ArrowSource:
         TypeError: it is no table.
         ModuleNotFoundError: pyarrow is not installed.
     """
+    if isinstance(source, (str, os.PathLike)) and format == "delta":
+        source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))
+    elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
+        tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
+        source = tables.StaticTable.from_metadata(os.fspath(source))
     arrow, dataset = _arrow(), _arrow("pyarrow.dataset")
     library = type(source).__module__.partition(".")[0]
     if library == "pyiceberg":

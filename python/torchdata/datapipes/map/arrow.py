@@ -28,7 +28,8 @@ class ArrowParts(MapDataPipe[int]):
         filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
             `row_filter`. Parts that have no such rows by their statistics are left out. None for all rows.
         format: of files that are given by their paths: `"parquet"`, `"feather"`, `"csv"` and whatever else
-            `pyarrow.dataset.dataset` takes.
+            `pyarrow.dataset.dataset` takes. `"delta"`: the path is that of a Delta table; `"iceberg"`: of the metadata
+            of an Iceberg table.
 
     Raises:
         TypeError: the source is none of these.

@@ -253,6 +253,7 @@ def test_a_delta_table_is_read_file_by_file(tmp_path: Path) -> None:
     assert sorted(values(parts.shuffle().set_seed(1).read_arrow())) == [6, 7, 8]
     check_exact(lambda: ArrowParts(delta).shuffle().set_seed(1).read_arrow())
     assert values(pickle.loads(pickle.dumps(ArrowReader(delta)))) == values(ArrowReader(delta))
+    assert values(ArrowParts(path, format="delta").to_iter_datapipe().read_arrow()) == values(ArrowReader(delta))
     early = deltalake.DeltaTable(path, version=0)
     assert values(ArrowReader(early)) == [0, 1, 2, 3, 4]
 
@@ -276,5 +277,7 @@ def test_an_iceberg_table_is_read_as_its_library_plans_to(tmp_path: Path) -> Non
     assert sorted(values(ArrowReader(iceberg, ["half"]), "half")) == [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
     with pytest.raises(ValueError, match="there is no column 'c'"):
         ArrowReader(iceberg, ["c"])
+    static = ArrowParts(iceberg.metadata_location, "a < 3", format="iceberg")
+    assert sorted(values(static.to_iter_datapipe().read_arrow())) == [0, 1, 2]
     check_exact(lambda: ArrowParts(iceberg).shuffle().set_seed(2).read_arrow())
     assert values(pickle.loads(pickle.dumps(ArrowReader(iceberg)))) == values(ArrowReader(iceberg))
