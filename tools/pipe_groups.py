@@ -210,6 +210,12 @@ GROUPS = (
                 [["aaa", "b", "cc", "d"]],
                 run="a.max_token_bucketize(4, buffer_size=4, include_padding=False)",
             ),
+            Sample(
+                "Packer",
+                "a.pack(4)",
+                [[[1, 1, 1], [2, 2], [3]]],
+                run="a.pack(4, add=())",
+            ),
             Sample("Rows2Columnar", "a.rows2columnar(['x', 'y'])", [[[[1, 2], [3, 4]]]]),
         ),
     ),
@@ -412,6 +418,11 @@ GROUPS = (
             ),
             Sample("DataFrameMaker", "a.dataframe(2)", [[("a", 1), ("b", 2)]], shown=[[[("a", 1), ("b", 2)]]]),
             Sample(
+                "ArrowReader",
+                "ArrowReader(table)",
+                shown=[[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]],
+            ),
+            Sample(
                 "ParquetDataFrameLoader",
                 "a.load_parquet_as_df()",
                 [["t.parquet"]],
@@ -487,6 +498,7 @@ GROUPS = (
         "These have `pipe[i]` and often `len(pipe)`, as a list has. `to_iter_datapipe` makes an iter pipe of one.",
         (
             Sample("SequenceWrapper", "SequenceWrapper('abcd')"),
+            Sample("ArrowParts", "ArrowParts(table)", shown=[[0, 1, 2]]),
             Sample("Mapper", "a.map(upper)", ["abcd"]),
             Sample("Batcher", "a.batch(2)", ["abcde"]),
             Sample("Concater", "a.concat(b)", ["abc", "xy"]),

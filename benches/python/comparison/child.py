@@ -146,6 +146,12 @@ def of_states(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     return found
 
 
+def packing(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import packing
+
+    return packing.measured(order)
+
+
 KINDS = {
     **dict.fromkeys(("state_rate", "state_time", "state_size", "resume_time"), of_states),
     "rate": rate,
@@ -155,6 +161,7 @@ KINDS = {
     "array_floor": array_floor,
     "in_process": in_process,
     "format": format_rate,
+    "packing": packing,
     "restart": restart,
 }
 

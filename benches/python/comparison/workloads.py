@@ -182,6 +182,21 @@ def reading(name: str, title: str, *libraries: str) -> Workload:
     return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit=unit)
 
 
+def packing(name: str, title: str, item: str) -> tuple[Workload, Workload]:
+    """Rows of packed sequences: how many a second, and how much of them is padding."""
+    options = {method: {"packer": "ours", "method": method} for method in ("first_fit", "in_order")}
+    first_fit, in_order = (Contender(OURS, "ours", options[method]) for method in options)
+    in_order = replace(in_order, name="ours, in order")
+    plain = Contender("plain Python, in order", "bare", {"packer": "plain"})
+    collator = Contender("the same, transformers' collator", "bare", {"packer": "transformers"})
+    goals = (Goal("no slower than transformers' collator", collator.name, at_least=1.0),)
+    rates = Workload(name, title, item, (first_fit, in_order, plain, collator), goals, "packing", "sequences/s")
+    measured = tuple(replace(one, options={**one.options, "padding": True}) for one in (first_fit, in_order, plain))
+    less = (Goal("at most a third of packing in order", plain.name, at_most=1 / 3),)
+    share = Workload(f"{name}-padding", f"{title}: share of padding", item, measured, less, "packing", "%", 100.0)
+    return rates, share
+
+
 stateful = Contender(OURS, "stateful")
 torch_indexed = Contender(torch.name, "torch-indexed")
 upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
@@ -437,6 +452,8 @@ WORKLOADS = (
     ),
     *LOADERS,
     *STATES,
+    *packing("pack-lists", "packing lists of tokens into rows of 2,048", "lists"),
+    packing("pack-arrays", "packing arrays of tokens into rows of 2,048", "arrays")[0],
     reading("tar", "tar, members of 1 KiB", *TAR),
     reading("tar-large", "tar, members of 100 KiB", *TAR),
     reading("tar-gz", "tar.gz, members of 1 KiB", *TAR),

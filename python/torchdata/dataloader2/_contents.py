@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdata._engine.snapshots import unseal
+from torchdata.dataloader2.services.places import check_offset
 from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.layout import (
     check_entries,
@@ -101,6 +102,7 @@ def _check_base(content: dict[str, Any], base: Any) -> None:
         taken = content.get("taken")
         if type(taken) is not int or taken < 0 or "entries" not in content:
             raise ValueError(f"the division had taken {taken!r} items")
+        check_offset(content)
     elif "under" not in content:
         raise ValueError("what is dealt anew has no beginning")
 

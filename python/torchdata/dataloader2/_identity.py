@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdata.dataloader2._loader_state import checksum_of, fingerprint_in
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference, fingerprint
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference, fingerprint, resized
 from torchdata.datapipes._pipe.traversal import is_pipe
 
 __all__ = ["Identity"]
@@ -72,6 +72,10 @@ class Identity:
         if wanted is None:
             wanted = len(pickled) <= _LARGE
         return pickled if wanted else None
+
+    def resized(self, saved: Fingerprint) -> dict[int, tuple[int, int]]:
+        """The batchers that have another size than in a state, by their places: the old size and the new one."""
+        return {} if self._fingerprint is None else resized(saved, self._fingerprint)
 
     def compare(self, outline: Any, strict: bool) -> None:
         """Raises ValueError if a state is of another pipeline, unless nobody minds."""

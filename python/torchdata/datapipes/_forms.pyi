@@ -514,6 +514,21 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> torchdata.datapipes.iter.IoPathFileOpener:
         """Opens files by iopath: yields pairs of path and stream."""
 
+    def pack(
+        self,
+        max_tokens: int,
+        *,
+        method: Literal["first_fit", "in_order", "cut"] = "first_fit",
+        long: Literal["split", "truncate", "drop", "error"] = "split",
+        buffer_size: int = 16,
+        pad_value: float | Mapping[str, float] | None = None,
+        first_value: Mapping[str, float] | None = None,
+        columns: Collection[str] | None = None,
+        add: Collection[str] = ...,
+        drop_last: bool = False,
+    ) -> IterDataPipe[dict[str, Any]]:
+        """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins."""
+
     def parse_csv(
         self,
         *,
@@ -570,6 +585,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
         target: Hashable | None = None,
     ) -> Any:
         """Divides the items at random into groups of given sizes: returns one child for each group."""
+
+    def read_arrow(
+        self,
+        columns: list[str] | None = None,
+        *,
+        parts: MapDataPipe[int] | None = None,
+        rows: bool = True,
+        frame_size: int | None = None,
+        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+        dtype: Any = None,
+        writable: bool = False,
+        use_threads: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
 
     def read_from_gdrive(
         self,

@@ -88,6 +88,8 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
+        #: Samples of a batch; None if the sampler gives no batches, or does not tell.
+        self._size: int | None = getattr(self._sampler, "batch_size", None)
         #: Whether the order depends on nothing that could be random.
         self._is_plain = self._is_known and isinstance(
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
@@ -213,7 +215,7 @@ class IndexOrder:
         inner = innermost_of(self._sampler)
         if isinstance(inner, DistributedSampler) and not finished:
             ours["epoch"] = inner.epoch
-        return theirs, ours | {"generators": moments}
+        return theirs, ours | {"generators": moments, "batch_size": self._size}
 
     @property
     def _keeps_user_s(self) -> bool:
@@ -265,6 +267,7 @@ class IndexOrder:
         Args:
             state: a state as `_state.normalized` returns it.
         """
+        self._check_size(state)
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self._owed.clear()
@@ -279,6 +282,30 @@ class IndexOrder:
                 self._iterator = iter(self._sampler)
                 self._pass_over(first, now, state)
         return self._iterator
+
+    def _check_size(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if batches have another size, and it is not known where the first one begins."""
+        old, new = state["batch_size"], self._size
+        if old is None or new is None or old == new:
+            return
+        why = None
+        if self._never_ends:
+            if not all(place is None or _is_exact(place) for place in state["places"]):
+                why = "the data set tells no place for each sample, so its place is a number of batches"
+        elif type(self._sampler) is not BatchSampler:
+            why = (
+                f"the place in the {type(self._sampler).__name__} is a number of batches. Give the loader `batch_size`"
+            )
+        elif state["indices"]:
+            why = (
+                "it holds batches that were drawn and not given: it was saved with in_order=False, or before the first "
+                "batch of a sampler with a state"
+            )
+        if why is not None:
+            raise ValueError(
+                f"this state was saved inside an epoch with batches of {old}, and now they are of {new}: {why}. Load "
+                f"it with batch_size={old}, or save a state between two epochs"
+            )
 
     def _moments(self, state: dict[str, Any]) -> tuple[Moment, Moment | None, Moment]:
         moments = state["generators"]
@@ -301,7 +328,7 @@ class IndexOrder:
             self._iterator.load_state_dict(state["_sampler_iter_state"])
         elif state["_index_sampler_state"] is None and not self._never_ends:
             pass_over(self._iterator, drawn)
-        pass_over(self._iterator, state["indices_since"])
+        self._pass_batches(state["indices_since"], state)
         self.drawn = drawn
         self._owed.extend(state["indices"])
         self._is_kept = self._keeps_place
@@ -320,7 +347,7 @@ class IndexOrder:
         elif given == 0:
             self._drawing.set(now)
             return
-        pass_over(self._iterator, given)
+        self._pass_batches(given, state)
         self.drawn, self._is_kept = given, False
         if not state["_num_workers"]:
             self._drawing.set(self._settled(now))
@@ -332,6 +359,19 @@ class IndexOrder:
             self._owed.append(self._next())
         if given == 0 or _is_equal(before, self._drawing.now()):
             self._drawing.set(self._settled(now))
+
+    def _pass_batches(self, count: int, state: dict[str, Any]) -> None:
+        """Takes as many samples as so many indices, or batches of them, had when the state was saved."""
+        if count == 0:
+            return
+        told, old = state["_sampler_iter_state"], state["batch_size"]
+        samples = told.get("samples_yielded") if isinstance(told, dict) and not state["indices_since"] else None
+        if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
+            pass_over(self._iterator, count)
+        elif type(samples) is int:
+            self._iterator.pass_samples(samples)
+        else:  # of which the last may have been shorter
+            self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
         """The saved generators, but for that of a sampler of torch's, which draws once more at its end."""
@@ -362,6 +402,12 @@ class IndexOrder:
             self._sampler.load_state_dict(sampler)
         elif isinstance(inner, Stateful) and "sampler_state" in (state["_sampler_iter_state"] or {}):
             inner.load_state_dict(state["_sampler_iter_state"]["sampler_state"])
+
+
+def _is_exact(place: dict[str, Any]) -> bool:
+    """Whether the place in a stream is a state of the data set, and no number of batches."""
+    told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
+    return place["ended"] or (told and not place["since"] and place["later"] is None)
 
 
 def _is_equal(one: Moment, other: Moment) -> bool:

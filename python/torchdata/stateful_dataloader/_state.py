@@ -7,6 +7,7 @@ what they mean there, as of what the user was given. Further data stand under on
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
 - "indices": those that were drawn and not given, if the sampler's state is behind them: before the first batch of a
   user's sampler, and out of order; "indices_since": how many indices its state is behind
+- "batch_size": how many samples a batch has, if the sampler tells
 - "epoch": that of a `DistributedSampler`
 - "workers", or with no worker "reading": by worker what its place has beyond the state of the dataset, see `_reading`
 - "unstarted": nothing was read yet
@@ -211,6 +212,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     indices = ours.get("indices", [])
     if not isinstance(indices, list):
         raise ValueError(f"the state is damaged: 'indices' is a {type(indices).__name__}")
+    size = ours.get("batch_size")
     epoch = ours.get("epoch")
     generators = ours.get("generators", {})
     if not isinstance(generators, dict) or not all(isinstance(one, dict) for one in generators.values()):
@@ -219,6 +221,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "generators": generators,
         "indices": list(indices),
         "indices_since": whole(ours.get("indices_since", 0), "indices_since"),
+        "batch_size": None if size is None else whole(size, "batch_size", least=1),
         "epoch": None if epoch is None else whole(epoch, "epoch", least=-_MANY),
         "unstarted": bool(ours.get("unstarted", False)),
         "is_ours": OURS in state,

@@ -213,6 +213,13 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded += len(batch)
         return batch
 
+    def pass_samples(self, count: int, most_missing: int = 0) -> None:
+        """Takes so many indices of the sampler, or at its end some less, whatever batches they were in."""
+        if self._iterator is None:
+            self._iterator = iter(self._batches.sampler)
+        pass_over(self._iterator, count - most_missing)
+        self._yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
+
     def state_dict(self) -> dict[str, Any]:
         """How many indices were yielded, and the states of what is below if it has any."""
         state = self.state_before(0)

@@ -226,8 +226,8 @@ def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_
         loader.load_state_dict(state)
     loader.load_state_dict(state, strict=False)
     assert list(loader) == [[1, 2]]
-    with pytest.raises(ValueError, match="Batcher, has batch_size=2 in the state and 3 in this loader"):
-        DataLoader2(IterableWrapper([1, 2]).map(str).batch(3)).load_state_dict(state)
+    with pytest.raises(ValueError, match="Batcher, has drop_last=False in the state and True in this loader"):
+        DataLoader2(IterableWrapper([1, 2]).map(str).batch(2, drop_last=True)).load_state_dict(state)
     with pytest.raises(ValueError, match="Mapper, has fn=builtins.str in the state and builtins.repr in this"):
         DataLoader2(IterableWrapper([1, 2]).map(repr).batch(2)).load_state_dict(state)
 

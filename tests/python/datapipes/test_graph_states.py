@@ -356,8 +356,8 @@ def test_a_set_of_strings_as_source_is_warned_of_when_it_is_saved() -> None:
 OTHERS = {
     "a parameter": (
         lambda: numbers(9).batch(2),
-        lambda: numbers(9).batch(3),
-        "pipe 2 from the source on, Batcher, has batch_size=2 in the state and 3 in this one",
+        lambda: numbers(9).batch(2, drop_last=True),
+        "pipe 2 from the source on, Batcher, has drop_last=False in the state and True in this one",
     ),
     "a function": (
         lambda: numbers(9).map(plus_one),

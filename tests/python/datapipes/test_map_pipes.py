@@ -7,6 +7,7 @@ import pickle
 import threading
 import warnings
 
+import pyarrow
 import pytest
 
 from stream_checks import check_restore
@@ -15,6 +16,7 @@ from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes.datapipe import DataChunk
 from torchdata.datapipes.map import (
+    ArrowParts,
     Batcher,
     Concater,
     InMemoryCacheHolder,
@@ -51,6 +53,7 @@ PIPES = {
     "Concater, by plus": (lambda: numbers(2) + numbers(1), [0, 1, 0]),
     "Zipper": (lambda: numbers(3).zip(SequenceWrapper("ab")), [(0, "a"), (1, "b")]),
     "UnZipper": (lambda: numbers(2).zip(SequenceWrapper("ab")).unzip(2, columns_to_skip=[0])[0], ["a", "b"]),
+    "ArrowParts": (lambda: ArrowParts(pyarrow.table({"a": pyarrow.chunked_array([[1, 2], [3]])})), [0, 1]),
     "InMemoryCacheHolder": (lambda: numbers(3).map(plus_one).in_memory_cache(), [1, 2, 3]),
     "IterToMapConverter": (
         lambda: iter_pipes.IterableWrapper(range(3)).enumerate().to_map_datapipe(),

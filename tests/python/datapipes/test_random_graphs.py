@@ -102,6 +102,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Data from prior DataPipe are read by IterToMapConverter")
 def test_no_pipe_is_missing_from_random_graphs() -> None:
     dice = random.Random(1)
 

@@ -24,6 +24,7 @@ from torchdata._ranks.mpi_group import MpiGroup
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.utils import to_graph
 from torchdata.datapipes.utils.decoder import ImageHandler, basichandlers
 from torchdata.images import decode
@@ -89,6 +90,8 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
         "aistore",
         lambda: list(pipes.AISFileLoader(["ais://a"], "http://127.0.0.1:1")),
     ),
+    ("ArrowParts", "deltalake", "deltalake", lambda: ArrowParts("a", format="delta")),
+    ("ArrowParts", "pyiceberg", "iceberg", lambda: ArrowParts("a", format="iceberg")),
     ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
     ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
     ("torchdata.images", "PIL", "image", lambda: decode(b"x")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torchdata._engine.snapshots import seal
@@ -29,11 +30,15 @@ from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.state import save_generators
+from torchdata.datapipes.state import holding_behind, save_generators
 
 __all__ = ["Shape", "divided_anew", "passed_over", "shape_of"]
 
 _WAYS = "Load the state with the same number of workers and ranks, or one that was saved between two epochs"
+
+
+#: No batcher with another size.
+_NONE: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -69,21 +74,33 @@ def shape_of(place: dict[str, Any], ranks: tuple[int, int] | None) -> Shape:
     return Shape(workers, dispatches, world, rank)
 
 
-def divided_anew(places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, graph: Any) -> dict[str, Any]:
-    """The place from which loaders of another shape go on.
+def divided_anew(
+    places: Mapping[int, dict[str, Any]],
+    old: Shape,
+    new: Shape,
+    graph: Any,
+    sizes: Mapping[int, tuple[int, int]] = _NONE,
+) -> dict[str, Any]:
+    """The place from which loaders of another shape, or with batches of another size, go on.
 
     Args:
         places: by rank, the places that are known: all of them, or the rank's own.
         old: the shape of the loaders that were there.
         new: that of the loader that goes on.
         graph: a copy of its pipeline, as it was before the service took it over.
+        sizes: the batchers with another size, by their places in the pipeline: the old size and the new one.
 
     Raises:
         ValueError: something in the pipeline forbids it; the message says what.
     """
-    change = f"this state was saved inside an epoch with {old}, and now there are {new}. "
+    changes = [f"with {old}, and now there are {new}"] if old != new else []
+    changes += [f"with batches of {was}, and now they are of {size}" for was, size in sizes.values()]
+    change = f"this state was saved inside an epoch {', '.join(changes)}. "
     try:
         whole = Graph(graph)
+        batchers = {id(whole.pipes[number]): pair for number, pair in sizes.items()}
+        if sizes and old == new and _keeps_sizes(next(iter(places.values())), whole, batchers, bool(new.workers)):
+            return next(iter(places.values()))
         if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
             return _from_the_beginning(next(iter(places.values())), new)
         if bool(old.workers) != bool(new.workers):
@@ -91,9 +108,19 @@ def divided_anew(places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, g
         if old.dispatches != new.dispatches:
             had, has = ("a", "no") if old.dispatches else ("no", "a")
             raise ValueError(f"It had {had} dispatching process, but this pipeline has {has} one")
-        return _Changing(places, old, new, _parts_of(whole, bool(new.workers))).place()
+        return _Changing(places, old, new, _parts_of(whole, bool(new.workers)), sizes=batchers).place()
     except ValueError as error:
         raise ValueError(change + str(error)[:1].upper() + str(error)[1:]) from None
+
+
+def _keeps_sizes(place: dict[str, Any], whole: Graph, batchers: dict[int, tuple[int, int]], has_workers: bool) -> bool:
+    """Whether main's graph goes on from its own state, which does not say how many items a batch has."""
+    if place["drop"] or place["graph"] is None or (not has_workers and base_of(place)):
+        return False
+    parts = _parts_of(whole, has_workers)
+    if has_workers and not batchers.keys().isdisjoint(map(id, parts.branch)):
+        return False
+    return holding_behind(parts.main, [pipe for pipe in parts.main if id(pipe) in batchers]) is None
 
 
 @dataclass(frozen=True)
@@ -177,6 +204,7 @@ class _Changing:
 
     Args:
         passing: how many units more count as given, of each rank.
+        sizes: the batchers with another size, by the id of the pipe: the old size and the new one.
         lives: whether the processes live on, so that what lasts beyond an epoch is in them as of now.
     """
 
@@ -189,7 +217,9 @@ class _Changing:
         *,
         passing: int = 0,
         lives: bool = False,
+        sizes: Mapping[int, tuple[int, int]] = _NONE,
     ) -> None:
+        self.sizes = sizes
         self.places, self.old, self.new, self.passing, self.lives = places, old, new, passing, lives
         self.own = places[new.rank] if new.rank in places else next(iter(places.values()))
         self.main, self.branch, self.dispatching = parts.main, parts.branch, parts.dispatching
@@ -198,10 +228,12 @@ class _Changing:
 
     def place(self) -> dict[str, Any]:
         division = required_division(self.branch)
+        if self.sizes:
+            self._require_units(division)
         if self.old.workers and any(place["workers"] is None for place in self.places.values()):
             return self._made_again()
         among_workers = self.old.ranks == self.new.ranks and self._divides_workers_alone(division)
-        if among_workers and self.old.workers and self.new.workers:
+        if among_workers and self.old.workers and self.new.workers and not self.sizes:
             return self._with(self._base_among_workers(division), self.own)
         self._require_counting_main()
         base = self._base_among_workers(division) if among_workers else self._base_among_ranks()
@@ -218,7 +250,7 @@ class _Changing:
 
     def _made_again(self) -> dict[str, Any]:
         """The place of which nothing is known but how many items were given."""
-        if self.old.ranks > 1 or self.new.ranks > 1 or not self.own["processes"][2]:
+        if self.sizes or self.old.ranks > 1 or self.new.ranks > 1 or not self.own["processes"][2]:
             raise ValueError(
                 "It was taken while an item was being made, or as of many items ago: take the state between two items"
             )
@@ -246,7 +278,7 @@ class _Changing:
 
     def _base_among_workers(self, division: Dividing) -> dict[str, Any]:
         """Where the workers of one rank, or of the only one, share out anew what the rank has got."""
-        moved = not (self.old.workers and self.new.workers)
+        moved = bool(self.sizes) or not (self.old.workers and self.new.workers)
         shares = self._shares_of(self.own, self.own["drop"] if moved else 0)  # what main drops stays main's
         if isinstance(division.pipe, DispatchedSource):
             return self._behind_end(_given_at(self.own, "end").and_shares(shares).and_next(self.passing))
@@ -317,7 +349,7 @@ class _Changing:
     def _require_counting_main(self) -> None:
         """Raises ValueError if a pipe in main keeps more of its rank's items than a number."""
         if not self.new.workers and not self.old.workers:
-            return
+            return  # all stands behind the division then
         pipe = self.main.end
         while pipe is not self.branch.end:
             sources = self.main.sources(pipe)
@@ -340,19 +372,59 @@ class _Changing:
     def _behind_filter(self, division: Dividing, given: Given, places: list[dict[str, Any]]) -> dict[str, Any]:
         """The base at a filter, with the snapshot that has come furthest without going beyond what was given."""
         taken, entries, generators, refused = 0, None, None, False
+        offset = base_of(self.own).get("filter", {}).get("offset", 0)
+        block = division.block
+        if self.sizes:
+            block = self._block_before(division)
+            if given.beyond:
+                raise ValueError(
+                    f"Batches of {block} items were given of which some come before others that were not: with "
+                    "in_order=False, or on several ranks of several workers. Go on with batches of that size to the "
+                    "end of the epoch"
+                )
+            self._require_blocks(division, places, block)
+            offset, given = offset + given.first * block, Given()
+        begin = offset + given.first * block
         for place in places:
             for content in self._contents(place):
                 before, found, drawn = self._before(division, content)
-                if before is None or before > given.first * division.block:
+                if before is None or before > begin:
                     refused = True
                 elif entries is None or before > taken:
                     taken, entries, generators = before, found, drawn
         if entries is None and (refused or self.lives):
             self._require_beginning(division.before)
-        content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given)}
+        content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given, offset)}
         if self.dispatching is not None:  # of which the later passes of a shuffle take their seeds, alike on all ranks
             content["generators"] = generators
-        return {"content": seal(content), "filter": _plain(given)}
+        return {"content": seal(content), "filter": _plain(given, offset)}
+
+    def _require_units(self, division: Dividing) -> None:
+        """Raises ValueError if a batcher with another size stands elsewhere than behind the division."""
+        if not self.sizes.keys() <= set(map(id, division.behind)) or isinstance(division.pipe, DispatchedSource):
+            raise ValueError(
+                "The `batch` stands before the place where items are shared out, or behind the workers. Put it behind "
+                "`sharding_filter`, with ShardingPolicy(block)"
+            )
+
+    def _require_blocks(self, division: Dividing, places: list[dict[str, Any]], block: int) -> None:
+        """Raises ValueError if a snapshot says that items were not dealt out by whole batches."""
+        for content in (content for place in places for content in self._contents(place)):
+            _, entries, _ = self._before(division, content)
+            entry = {} if entries is None else entries[len(division.before.pipes) - 1]
+            dealt_in = entry["state"].get("dealt_in", 1) if entry.get("how") == "restore" else block
+            if dealt_in != block and content.get("base") is None:
+                raise ValueError(
+                    f"the `ShardingFilter` dealt out blocks of {dealt_in} when the state was saved, and a batch had "
+                    f"{block} items: use ShardingPolicy(block) from the beginning of an epoch on"
+                )
+
+    def _block_before(self, division: Dividing) -> int:
+        """Items of a unit when the state was saved."""
+        block = division.block
+        for was, size in self.sizes.values():
+            block = block // size * was
+        return block
 
     def _before(self, division: Dividing, content: dict[str, Any]) -> tuple[int | None, Any, Any]:
         """At a snapshot: how many items the division had taken, the state of the graph, and that of the generators."""
@@ -400,7 +472,8 @@ class _Changing:
     def _skipping(self, under: bytes | None, given: Given) -> dict[str, Any]:
         content = {"base": "end", "under": under, **_plain(given)}
         before = _given_at(self.own, "filter")
-        return {"content": seal(content), "filter": _plain(before), "end": _plain(given)}
+        offset = base_of(self.own).get("filter", {}).get("offset", 0)
+        return {"content": seal(content), "filter": _plain(before, offset), "end": _plain(given)}
 
     @staticmethod
     def _require_beginning(graph: Graph) -> None:
@@ -432,8 +505,9 @@ def _passed_on(content: dict[str, Any]) -> int:
     return passed_on
 
 
-def _plain(given: Given) -> dict[str, Any]:
-    return {"first": given.first, "given": list(given.beyond)}
+def _plain(given: Given, offset: int = 0) -> dict[str, Any]:
+    plain: dict[str, Any] = {"first": given.first, "given": list(given.beyond)}
+    return {**plain, "offset": offset} if offset else plain
 
 
 def _given_at(place: dict[str, Any], level: str) -> Given:

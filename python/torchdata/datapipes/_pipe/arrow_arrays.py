@@ -11,8 +11,8 @@ from typing import Any
 __all__ = ["arrays_of"]
 
 
-def arrays_of(table: Any, pipe: str) -> dict[str, Any]:
-    """A new array of each column, by name.
+def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
+    """An array of each column, by name; with `writable` a new one, else one over Arrow's memory where that can be.
 
     pyarrow's own conversion turns integers beside nulls into floats, and in some types nulls into values. So here each
     kind of type has its rule:
@@ -28,17 +28,17 @@ def arrays_of(table: Any, pipe: str) -> dict[str, Any]:
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{pipe}: a dict has one column of a name, but there are several named {twice}")
-    return {name: _array_of(column, name, pipe) for name, column in zip(names, table.columns, strict=True)}
+    return {name: _array_of(column, name, pipe, writable) for name, column in zip(names, table.columns, strict=True)}
 
 
-def _array_of(column: Any, name: str, pipe: str) -> Any:
+def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
     import pyarrow
 
     types, kind = pyarrow.types, column.type
     if types.is_dictionary(kind):
-        return _array_of(column.cast(kind.value_type), name, pipe)
+        return _array_of(column.cast(kind.value_type), name, pipe, writable)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _lists(column, name, pipe)
+        return _lists(column, name, pipe, writable)
     if types.is_integer(kind) or types.is_boolean(kind):
         if column.null_count:
             raise ValueError(
@@ -46,10 +46,16 @@ def _array_of(column: Any, name: str, pipe: str) -> Any:
                 f"floats, where they are NaN (dtype={{{name!r}: 'float64'}}; for lists a pyarrow.Schema), or fill them "
                 "in the file"
             )
-        return _owned(column)
+        return _owned(column) if writable else _numbers(column)
     if types.is_floating(kind) or types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind):
-        return _owned(column)
+        return _owned(column) if writable else _numbers(column)
     return _objects(column.to_pylist())
+
+
+def _numbers(column: Any) -> Any:
+    """An array of a column: over its memory if that is one piece, of numbers, without nulls."""
+    one = getattr(column, "num_chunks", 0) == 1
+    return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 
 
 def _owned(column: Any) -> Any:
@@ -58,12 +64,12 @@ def _owned(column: Any) -> Any:
     return values if values.flags.writeable else values.copy()
 
 
-def _lists(column: Any, name: str, pipe: str) -> Any:
+def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
     """One array per row: views of one array of the values of all rows."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # of a null: None, and it has no values
-    values = _array_of(pyarrow.compute.list_flatten(column), name, pipe)
+    values = _array_of(pyarrow.compute.list_flatten(column), name, pipe, writable)
     rows, start = [], 0
     for length in lengths:
         rows.append(None if length is None else values[start : start + length])

@@ -58,6 +58,7 @@ class FrameFormat:
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: makes the dtype if `dtype` is None.
+        writable: whether arrays can be written to.
         arrays: whether NumPy is a library, too; what it makes are dicts from column to array (see `arrays_of`).
 
     Raises:
@@ -74,12 +75,14 @@ class FrameFormat:
         dtype_generator: Callable[[], Any] | None = None,
         *,
         arrays: bool = False,
+        writable: bool = True,
     ) -> None:
         libraries = [name for name in LIBRARIES if arrays or name != "numpy"]
         if not isinstance(library, str) or library not in libraries:
             raise ValueError(f"{pipe}: library must be one of {libraries}, but got {library!r}")
         self.pipe = pipe
         self.library = library
+        self.writable = writable
         self.dtype = dtype
         if dtype_generator is not None:
             check_callable(pipe, "dtype_generator", dtype_generator)
@@ -254,7 +257,7 @@ class FrameFormat:
 
     def _converted(self, table: Any) -> Any:
         if self.library == "numpy":
-            return arrays_of(table, self.pipe)
+            return arrays_of(table, self.pipe, self.writable)
         if self.library == "polars":
             return self.module().from_arrow(table)
         return table.to_pandas(use_threads=False) if self.library == "pandas" else table

@@ -61,6 +61,7 @@ from torchdata.datapipes.iter.ordering.combinatorics import (
 )
 from torchdata.datapipes.iter.ordering.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.ordering.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.ordering.packing import Packer
 from torchdata.datapipes.iter.ordering.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.ordering.sharding import (
     SHARDING_PRIORITIES,
@@ -72,6 +73,7 @@ from torchdata.datapipes.iter.stores.fsspec import FSSpecFileLister, FSSpecFileO
 from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
+from torchdata.datapipes.iter.streams.arrow import ArrowReader
 from torchdata.datapipes.iter.streams.decoding import RoutedDecoder
 from torchdata.datapipes.iter.streams.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
@@ -94,6 +96,7 @@ __all__ = [
     "SHARDING_PRIORITIES",
     "AISFileLister",
     "AISFileLoader",
+    "ArrowReader",
     "BatchAsyncMapper",
     "BatchMapper",
     "Batcher",
@@ -148,6 +151,7 @@ __all__ = [
     "MultiplexerLongest",
     "OnDiskCacheHolder",
     "OnlineReader",
+    "Packer",
     "ParagraphAggregator",
     "ParquetDataFrameLoader",
     "PinMemory",

@@ -3,6 +3,7 @@
 from torchdata._publishing import publish
 from torchdata.datapipes._pipe.torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.map.arrow import ArrowParts
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
 from torchdata.datapipes.map.combinatorics import IndexSampler, Shuffler
 from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper, _Column
@@ -10,6 +11,7 @@ from torchdata.datapipes.map.grouping import Batcher
 from torchdata.datapipes.map.wrapping import IterToMapConverter, SequenceWrapper
 
 __all__ = [
+    "ArrowParts",
     "Batcher",
     "Concater",
     "InMemoryCacheHolder",

@@ -17,6 +17,7 @@ from pipes_table.folders import folder
 from random_graphs import users
 from random_graphs.users import small
 from torchdata.datapipes.iter import (
+    ArrowReader,
     Concater,
     FileOpener,
     IterableWrapper,
@@ -26,7 +27,7 @@ from torchdata.datapipes.iter import (
     Zipper,
     ZipperLongest,
 )
-from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 
 Pipe = Any
 Dice = random.Random
@@ -41,6 +42,14 @@ def _file_of(size: int) -> str:
         with open(path, "w") as file:
             file.write("".join(f"{number},{number * number}\n" for number in range(size)))
     return path
+
+
+def _table(size: int) -> Any:
+    """A table of numbers, in chunks of some rows."""
+    import pyarrow
+
+    numbers = list(range(size))
+    return pyarrow.table({"number": pyarrow.chunked_array([numbers[at : at + 3] for at in range(0, size, 3)], "int64")})
 
 
 class Shuffled:
@@ -71,6 +80,8 @@ SOURCES: dict[str, Callable[[Dice, int], Pipe]] = {
     "sampler": lambda dice, size: SequenceWrapper(range(size)).sample_by(Shuffled(size)),
     "lines": lambda dice, size: FileOpener([_file_of(size)]).readlines(return_path=False),
     "csv": lambda dice, size: FileOpener([_file_of(size)], mode="b").parse_csv(),
+    "arrow": lambda dice, size: ArrowReader(_table(size)).map(users.first_value),
+    "arrow_shuffled": lambda dice, size: ArrowParts(_table(size)).shuffle().read_arrow().map(users.first_value),
     "unstated": lambda dice, size: users.UnstatedSource(size),
     "by_hand": lambda dice, size: users.SourceByHand(size),
 }

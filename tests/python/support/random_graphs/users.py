@@ -175,6 +175,10 @@ def small(item: Any) -> int:
     return item % 21 if type(item) is int else crc32(repr(item).encode()) % 21
 
 
+def first_value(row: dict[str, int]) -> int:
+    return next(iter(row.values()))
+
+
 def drawn(item: int) -> int:
     """Draws from Python's generator."""
     return (item + random.randrange(21)) % 21

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
@@ -65,6 +66,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     # The part that was given before items were shared anew, in blocks: all before the first one, and those beyond it.
     _first: int = state(0)
     _beyond: Sequence[int] = state(())
+    _dealt_in: int = state(1)  # items of a block, when the state was saved
+    _offset: int = state(0)  # the items before the first block: they were given in blocks of another size
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -175,7 +178,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         """The own share of what an iterator yields."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        return self._running.share_of(source, self._taken)
+        if self._taken < self._offset:
+            source, self._taken = islice(source, self._offset - self._taken, None), self._offset
+        return self._running.share_of(source, self._taken - self._offset)
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
@@ -192,10 +197,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         """
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
-            taken = self._running.after(taken, passed_on)
-        if not self._first and not self._beyond:
-            return {"taken": taken}
-        return {"taken": taken, "first": self._first, "beyond": list(self._beyond)}
+            taken = self._offset + self._running.after(taken - self._offset, passed_on)
+        state: dict[str, Any] = {"taken": taken} if self._block == 1 else {"taken": taken, "dealt_in": self._block}
+        if not self._first and not self._beyond and not self._offset:
+            return state
+        state |= {"first": self._first, "beyond": list(self._beyond)}
+        return {**state, "offset": self._offset} if self._offset else state
 
 
 def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:

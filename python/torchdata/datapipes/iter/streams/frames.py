@@ -22,7 +22,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detached
 
-__all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
+__all__ = ["DataFrameMaker", "ParquetDataFrameLoader", "copied_rows"]
 
 
 @functional_datapipe("dataframe")
@@ -200,7 +200,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
                 yield _arrow().table({}), (index + 1, 0)
                 row = 0
                 continue
-            yield _copied(self._row_group(file, index), row, None), (index + 1, 0)
+            yield copied_rows(self._row_group(file, index), row, None), (index + 1, 0)
             row = 0
 
     def _cuts(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
@@ -210,7 +210,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         for index in range(group, file.num_row_groups):
             table = self._row_group(file, index)
             while row < table.num_rows:
-                parts.append(_copied(table, row, missing))
+                parts.append(copied_rows(table, row, missing))
                 row += parts[-1].num_rows
                 missing -= parts[-1].num_rows
                 if not missing:
@@ -247,7 +247,7 @@ def _parquet() -> Any:
     return optional_import("pyarrow.parquet", extra="parquet", needed_by="ParquetDataFrameLoader")
 
 
-def _copied(table: Any, start: int, count: int | None) -> Any:
+def copied_rows(table: Any, start: int, count: int | None) -> Any:
     """Rows of a table, in memory of their own: a slice keeps all of the table's, also if it is pickled."""
     part = table.slice(start, count)
     return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))

@@ -1,0 +1,187 @@
+"""Tables that are read part by part: data sets of pyarrow, tables in memory, and tables of Delta Lake and Iceberg.
+
+Role: what `ArrowParts` lists and `ArrowReader` reads. A part is a row group of a Parquet file, a file of another
+format, a chunk of a table in memory, or a data file of an Iceberg table. Listing reads the directories of files alone.
+Sources are plain values: they pickle, and hold no open file. Runs in whichever process asks; pyarrow is imported where
+a source is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata._redacting import redact_error, shown
+
+__all__ = ["ArrowSource", "arrow_source"]
+
+#: What a source is made of, for messages.
+_KINDS = "a pyarrow data set or table, a table of deltalake or pyiceberg, a path, or a list of paths"
+
+
+def _arrow(module: str = "pyarrow") -> Any:
+    return optional_import(module, extra="parquet", needed_by="ArrowParts")
+
+
+class ArrowSource:
+    """The parts of a table.
+
+    Args:
+        names: by part, what messages call it.
+        schema: that of the table.
+    """
+
+    def __init__(self, names: Sequence[str], schema: Any) -> None:
+        self.names, self.schema = names, schema
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        """The table of a part, filtered.
+
+        Args:
+            part: its number.
+            columns: the columns to read, in their order; None for all.
+            use_threads: whether columns are decoded by several threads.
+        """
+        raise NotImplementedError
+
+    def check_columns(self, columns: list[str] | None) -> None:
+        """Raises ValueError if the table lacks a column."""
+        for column in columns or ():
+            if column not in self.schema.names:
+                raise ValueError(f"ArrowReader: there is no column {column!r}; there are {self.schema.names}")
+
+
+class _Fragments(ArrowSource):
+    """The row groups, or files, of a pyarrow data set, of which the filter leaves some.
+
+    Args:
+        lacks: whether a file may lack a column, which is null in its rows then.
+    """
+
+    def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
+        fragments: list[Any] = []
+        for fragment in sorted(dataset.get_fragments(filter=filter), key=lambda each: getattr(each, "path", "")):
+            split = getattr(fragment, "split_by_row_group", None)
+            parts = [fragment] if split is None else split(filter, dataset.schema)
+            fragments += [part for part in parts if split is None or any(each.num_rows for each in part.row_groups)]
+        names = []
+        for fragment in fragments:
+            groups = [group.id for group in getattr(fragment, "row_groups", None) or ()]
+            path = getattr(fragment, "path", type(fragment).__name__)
+            names.append(f"row group {groups[0]} of {path}" if groups else path)
+        super().__init__(names, dataset.schema)
+        self._fragments, self._filter, self._lacks = fragments, filter, lacks
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        fragment = self._fragments[part]
+        present = fragment.physical_schema
+        wanted = columns if columns is not None else self.schema.names
+        _check_fragment(fragment, present, self.schema, wanted, self._lacks)
+        return fragment.to_table(schema=self.schema, columns=columns, filter=self._filter, use_threads=use_threads)
+
+
+def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
+    """Raises ValueError if a file lacks a column, or has it in a type of another kind.
+
+    pyarrow would fill the column with nulls, or parse and print its values, without a word.
+    """
+    known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
+    for column in wanted:
+        if column in present.names:
+            kinds = present.field(column).type, schema.field(column).type
+            if _family(kinds[0]) != _family(kinds[1]):
+                raise ValueError(f"column {column!r} is of type {kinds[0]} in the file, and of {kinds[1]} in the table")
+        elif column not in known and not lacks:
+            raise ValueError(f"the file has no column {column!r}; it has {present.names}")
+
+
+def _family(kind: Any) -> str:
+    """The kind of types that values keep their meaning between."""
+    types = _arrow().types
+    if types.is_dictionary(kind):
+        return _family(kind.value_type)
+    for family in ("integer", "floating", "decimal", "timestamp", "date"):
+        if getattr(types, f"is_{family}")(kind):
+            return family
+    if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "bytes"
+    return str(kind)
+
+
+class _Chunks(ArrowSource):
+    """The chunks of a table in memory."""
+
+    def __init__(self, table: Any, filter: Any) -> None:
+        self._batches = [batch for batch in table.to_batches() if batch.num_rows]
+        super().__init__([f"chunk {number}" for number in range(len(self._batches))], table.schema)
+        self._filter = filter
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        table = _arrow().Table.from_batches([self._batches[part]])
+        if self._filter is not None:
+            table = table.filter(self._filter)
+        return table if columns is None else table.select(columns)
+
+
+class _IcebergFiles(ArrowSource):
+    """The data files of an Iceberg table, as its library plans to read them: with deletes, and columns by their ids."""
+
+    def __init__(self, table: Any, filter: Any) -> None:
+        scan = table.scan() if filter is None else table.scan(row_filter=filter)
+        self._metadata, self._io, self._row_filter = table.metadata, table.io, scan.row_filter
+        self._schema = scan.projection()
+        self._tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))
+        super().__init__([str(task.file.file_path) for task in self._tasks], self._schema.as_arrow())
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        ArrowScan = optional_import("pyiceberg.io.pyarrow", extra="iceberg", needed_by="ArrowParts").ArrowScan
+        schema = self._schema if columns is None else self._schema.select(*columns)
+        scan = ArrowScan(self._metadata, self._io, schema, self._row_filter)
+        table = scan.to_table([self._tasks[part]])
+        return table if columns is None else table.select(columns)
+
+
+def arrow_source(source: Any, filter: Any, format: str) -> ArrowSource:
+    """The parts of a table.
+
+    Args:
+        source: what `ArrowParts` takes.
+        filter: likewise.
+        format: of files that are given by their paths.
+
+    Raises:
+        TypeError: it is no table.
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    if isinstance(source, (str, os.PathLike)) and format == "delta":
+        source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))
+    elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
+        tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
+        source = tables.StaticTable.from_metadata(os.fspath(source))
+    arrow, dataset = _arrow(), _arrow("pyarrow.dataset")
+    library = type(source).__module__.partition(".")[0]
+    if library == "pyiceberg":
+        return _IcebergFiles(source, filter)
+    if library == "deltalake":
+        return _Fragments(source.to_pyarrow_dataset(), filter, lacks=True)
+    if isinstance(source, arrow.RecordBatch):
+        source = arrow.Table.from_batches([source])
+    elif isinstance(source, (str, os.PathLike)) or (
+        isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source)
+    ):
+        paths = os.fspath(source) if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
+        try:
+            source = dataset.dataset(paths, format=format)
+        except Exception as error:
+            redact_error(error)
+            error.add_note(f"ArrowParts cannot open {shown(source)}.")
+            raise
+    if isinstance(source, arrow.Table):
+        return _Chunks(source, filter)
+    if isinstance(source, dataset.Dataset):
+        return _Fragments(source, filter)
+    raise TypeError(f"ArrowParts: source must be {_KINDS}, but got {shown(source)} of type {type(source).__name__}")

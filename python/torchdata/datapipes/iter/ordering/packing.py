@@ -1,0 +1,394 @@
+"""The pipe that puts sequences of many lengths into rows of one length: Packer.
+
+Run in whichever process iterates the pipeline. It owns the rows that are not full yet, and the pieces of a sequence
+that have no row yet: they are its state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, pairwise
+from typing import Any, Literal
+
+from torchdata._redacting import shown
+from torchdata.datapipes._pipe.checks import check_int, check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["Packer"]
+
+#: A part of a sequence, or all of it: its tokens by column. All columns have the same length.
+Piece = dict[str, Any]
+
+#: The column that plain sequences become.
+_TOKENS = "input_ids"
+
+#: The columns that a row can be given beside those of its sequences.
+_ADDED = ("position_ids", "cu_seqlens")
+
+#: The padding of columns whose meaning is known: a label that losses ignore, a token that is not attended to.
+_PADDING = {"labels": -100, "attention_mask": 0}
+
+_METHODS = ("first_fit", "in_order", "cut")
+_LONG = ("split", "truncate", "drop", "error")
+
+
+@functional_datapipe("pack")
+class Packer(IterDataPipe[dict[str, Any]]):
+    """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins.
+
+    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column
+    `"input_ids"`, or a mapping from column to such sequences, all of one length, such as a tokenizer gives:
+    `input_ids`, `labels`, `attention_mask`. A row is a dict of the same columns, each the pieces one after another, as
+    a list, an array or a tensor like those of the items. Two columns are added:
+
+    - `position_ids` counts from 0 within each piece (int64);
+    - `cu_seqlens` holds the places at which pieces begin, and the end of the last one (int32), as attention over
+      sequences of several lengths takes them. Rows hold different numbers of pieces: to stack rows into batches, leave
+      it out by `add`.
+
+    Padding is the last piece of its row in both.
+
+    The method decides which row a sequence goes into:
+
+    - `"first_fit"`: into the first of `buffer_size` rows that has room for it. If none has, a new row is begun, and if
+      there are too many then, the one with the most tokens is yielded. The order of sequences changes, and little is
+      padded.
+    - `"in_order"`: into the last row. If that has no room, it is yielded and a new one begun.
+    - `"cut"`: into the last row as far as there is room, and the rest into the next ones. All rows but the last are
+      full, and sequences are cut wherever a row ends.
+
+    A saved state holds the rows that were not yielded: with `"first_fit"` up to `buffer_size` of them, else one.
+
+    Args:
+        datapipe: the pipe to read. Empty sequences are left out.
+        max_tokens: the length of a row.
+        method: `"first_fit"`, `"in_order"` or `"cut"`.
+        long: how a sequence of more than `max_tokens` is treated, except with `"cut"`: `"split"` makes pieces of
+            `max_tokens` and a rest of it, each packed by itself; `"truncate"` keeps the first piece; `"drop"` leaves it
+            out; `"error"` raises.
+        buffer_size: how many rows are open at a time with `"first_fit"`.
+        pad_value: what rows are filled up with to `max_tokens`; None: they stay shorter. A number is for `input_ids`
+            (or the only column), and `labels` are filled up with -100 and `attention_mask` with 0 then; a mapping has
+            numbers by column, which all other columns need.
+        first_value: numbers by column that replace the first token of each piece, such as `{"labels": -100}`: a model
+            that shifts labels by one else learns to tell the first token of a sequence from the end of another.
+        columns: the columns to pack, if mappings have others. None for all.
+        add: which of `"position_ids"` and `"cu_seqlens"` are added. Columns of items with these names are left out.
+        drop_last: whether `"cut"` leaves out a last row that is not full.
+
+    Raises:
+        TypeError: a number is no integer, or names are no collection; while iterating, an item is no sequence, or a
+            column is of another kind than before.
+        ValueError: a word or a number is none of those above; while iterating, the columns of an item have several
+            lengths, are missing or have no padding, a sequence has several dimensions, or one is too long and `long` is
+            `"error"`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> for row in IterableWrapper([[1, 1, 1], [2, 2], [3]]).pack(4, pad_value=0):
+        ...     print(row)
+        {'input_ids': [1, 1, 1, 3], 'position_ids': [0, 1, 2, 0], 'cu_seqlens': [0, 3, 4]}
+        {'input_ids': [2, 2, 0, 0], 'position_ids': [0, 1, 0, 1], 'cu_seqlens': [0, 2, 4]}
+    """
+
+    #: The rows that are open, each as the number of tokens that it has room for and its pieces.
+    _rows: list[Any] = state(list, items=True)
+    #: The pieces that have no row yet.
+    _waiting: deque[Piece] = state(deque, items=True)
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        max_tokens: int,
+        *,
+        method: Literal["first_fit", "in_order", "cut"] = "first_fit",
+        long: Literal["split", "truncate", "drop", "error"] = "split",
+        buffer_size: int = 16,
+        pad_value: float | Mapping[str, float] | None = None,
+        first_value: Mapping[str, float] | None = None,
+        columns: Collection[str] | None = None,
+        add: Collection[str] = _ADDED,
+        drop_last: bool = False,
+    ) -> None:
+        name = "Packer"
+        self.datapipe = check_source(name, datapipe)
+        self.max_tokens = check_int(name, "max_tokens", max_tokens, least=1)
+        self.method = _one_of("method", method, _METHODS)
+        self.long = _one_of("long", long, _LONG)
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1)
+        if not (pad_value is None or isinstance(pad_value, (int, float, Mapping))):
+            raise TypeError(f"{name}: pad_value must be a number or a mapping of numbers, but got {pad_value!r}")
+        self.pad_value = dict(pad_value) if isinstance(pad_value, Mapping) else pad_value
+        if not (first_value is None or isinstance(first_value, Mapping)):
+            raise TypeError(f"{name}: first_value must be a mapping from column to a number, but got {first_value!r}")
+        self.first_value = dict(first_value or {})
+        self.columns = None if columns is None else _names("columns", columns)
+        self.add = _names("add", add)
+        for added in self.add:
+            _one_of("add", added, _ADDED)
+        if drop_last and method != "cut":
+            raise ValueError(
+                f"{name}: drop_last is for method='cut', whose last row alone is not full; with {method!r} any row may "
+                "be: filter them by the length of a column"
+            )
+        self.drop_last = drop_last
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._packed(iter(self.datapipe))
+
+    def _packed(self, source: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        rows, waiting = self._rows, self._waiting
+        while True:
+            while waiting:
+                if (full := self._placed(waiting.popleft())) is not None:
+                    yield self._row(*full)
+            item = next(source, waiting)
+            if item is waiting:
+                break
+            waiting.extend(self._pieces(item))
+        while rows:
+            room, pieces = rows.pop(0)
+            if not (room and self.drop_last):
+                yield self._row(room, pieces)
+
+    def _pieces(self, item: Any) -> Iterator[Piece]:
+        """The pieces of a sequence, of which none is longer than a row, or with `"cut"`, than the room in it."""
+        piece = self._columns_of(item)
+        size, most = _size(piece), self.max_tokens
+        if self.method == "cut":
+            first = self._rows[-1][0] if self._rows else most
+            return _cut(piece, [0, *range(first, size, most), size]) if size > first else _not_empty(piece, size)
+        if size <= most:
+            return _not_empty(piece, size)
+        if self.long == "error":
+            raise ValueError(
+                f"Packer: a sequence has {size} tokens, but a row has {most}; make max_tokens larger, or say "
+                'long="split", "truncate" or "drop"'
+            )
+        if self.long == "drop":
+            return iter(())
+        return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
+
+    def _columns_of(self, item: Any) -> Piece:
+        """The sequences of an item by column, checked to be of one length."""
+        if not isinstance(item, Mapping):
+            _kind_of(_TOKENS, item)
+            return {_TOKENS: item}
+        names = self.columns if self.columns is not None else [name for name in item if name not in self.add]
+        if not names or (missing := [name for name in names if name not in item]):
+            wanted = repr(missing[0]) if names else "to pack"
+            raise ValueError(f"Packer: an item has no column {wanted}; it has {list(item)}")
+        piece = {name: item[name] for name in names}
+        for name, values in piece.items():
+            _kind_of(name, values)
+        if len(set(map(len, piece.values()))) > 1:
+            sizes = {name: len(values) for name, values in piece.items()}
+            raise ValueError(
+                f"Packer: the columns of an item have several lengths: {sizes}; name those to pack, as in "
+                f"columns={names[:1]}"
+            )
+        return piece
+
+    def _placed(self, piece: Piece) -> tuple[int, list[Piece]] | None:
+        """Puts a piece into a row; returns the row that is to be yielded, if there is one."""
+        rows, size, any_row = self._rows, _size(piece), self.method == "first_fit"
+        if size == self.max_tokens and (any_row or not rows):
+            return 0, [piece]
+        for number, row in enumerate(rows):
+            if row[0] >= size:
+                row[0] -= size
+                row[1].append(piece)
+                if row[0]:
+                    return None
+                del rows[number]
+                return 0, row[1]
+        rows.append([self.max_tokens - size, [piece]])
+        if len(rows) <= (self.buffer_size if any_row else 1):
+            return None
+        fullest = min(range(len(rows) - 1), key=lambda number: rows[number][0])  # of equal ones the oldest
+        room, pieces = rows.pop(fullest)
+        return room, pieces
+
+    def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
+        """The row of some pieces, filled up if there is a padding."""
+        columns = pieces[0].keys()
+        if odd := next((piece for piece in pieces if piece.keys() != columns), None):
+            raise ValueError(f"Packer: an item has the columns {list(odd)}, and one before it {list(columns)}")
+        ends = list(accumulate(map(_size, pieces)))
+        row: dict[str, Any] = {}
+        added = room if self.pad_value is not None else 0
+        for name in columns:
+            parts = [piece[name] for piece in pieces]
+            kind = _kind_of(name, parts[0])
+            if len(set(map(type, parts))) > 1 and any(_kind_of(name, part) is not kind for part in parts):
+                kinds = sorted({type(part).__name__ for part in parts})
+                raise TypeError(
+                    f"Packer: column {name!r} is of several kinds: {', '.join(kinds)}; make them one before"
+                )
+            joined = kind.joined(parts, added, self._padding(name, len(columns)) if added else 0)
+            if name in self.first_value:
+                kind.put(joined, [0, *ends[:-1]], self.first_value[name])
+            row[name] = joined
+        bounds = [0, *ends, ends[-1] + added] if added else [0, *ends]
+        kind = _kind_of(_TOKENS, next(iter(row.values())))
+        for name in self.add:
+            row[name] = kind.counted(bounds) if name == "position_ids" else kind.bounds(bounds)
+        return row
+
+    def _padding(self, name: str, columns: int) -> Any:
+        """The number that a column is filled up with."""
+        value = self.pad_value
+        if isinstance(value, dict):
+            if name in value:
+                return value[name]
+        elif name == _TOKENS or columns == 1:
+            return value
+        elif name in _PADDING:
+            return _PADDING[name]
+        raise ValueError(
+            f"Packer: pad_value has no number for the column {name!r}; add one: pad_value={{{name!r}: 0, …}}"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+
+class _Lists:
+    """Sequences that become lists."""
+
+    @staticmethod
+    def cut(values: Any, start: int, end: int) -> Any:
+        """A part of a sequence, in memory of its own."""
+        return values[start:end]
+
+    @staticmethod
+    def joined(parts: list[Any], added: int, padding: Any) -> Any:
+        """A new sequence of all parts, and so many numbers of padding behind them."""
+        return [*chain.from_iterable(parts), *([padding] * added)]
+
+    @staticmethod
+    def put(values: Any, places: list[int], value: Any) -> None:
+        """Puts a number at some places."""
+        for place in places:
+            values[place] = value
+
+    @staticmethod
+    def counted(bounds: list[int]) -> Any:
+        """The numbers from 0 on between each two bounds."""
+        return [*chain.from_iterable(range(end - start) for start, end in pairwise(bounds))]
+
+    @staticmethod
+    def bounds(bounds: list[int]) -> Any:
+        """The bounds."""
+        return bounds
+
+
+class _Arrays(_Lists):
+    """Sequences that become NumPy arrays."""
+
+    @staticmethod
+    def cut(values: Any, start: int, end: int) -> Any:
+        return values[start:end].copy()
+
+    @staticmethod
+    def joined(parts: list[Any], added: int, padding: Any) -> Any:
+        import numpy as np
+
+        return np.concatenate([*parts, np.full(added, padding, parts[0].dtype)] if added else parts)
+
+    @staticmethod
+    def put(values: Any, places: list[int], value: Any) -> None:
+        values[places] = value
+
+    @staticmethod
+    def counted(bounds: list[int]) -> Any:
+        import numpy as np
+
+        places = np.array(bounds)
+        return np.arange(bounds[-1]) - places[:-1].repeat(places[1:] - places[:-1])
+
+    @staticmethod
+    def bounds(bounds: list[int]) -> Any:
+        import numpy as np
+
+        return np.array(bounds, np.int32)
+
+
+class _Tensors(_Arrays):
+    """Sequences that become tensors."""
+
+    @staticmethod
+    def cut(values: Any, start: int, end: int) -> Any:
+        return values[start:end].clone()
+
+    @staticmethod
+    def joined(parts: list[Any], added: int, padding: Any) -> Any:
+        import torch
+
+        return torch.cat([*parts, parts[0].new_full((added,), padding)] if added else parts)
+
+    @staticmethod
+    def counted(bounds: list[int]) -> Any:
+        import torch
+
+        return torch.from_numpy(_Arrays.counted(bounds))
+
+    @staticmethod
+    def bounds(bounds: list[int]) -> Any:
+        import torch
+
+        return torch.tensor(bounds, dtype=torch.int32)
+
+
+def _kind_of(name: str, values: Any) -> type[_Lists]:
+    """The kind of a sequence.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: it has several dimensions, or none.
+    """
+    if isinstance(values, (list, tuple, range)):
+        return _Lists
+    for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
+        if module in sys.modules and isinstance(values, getattr(sys.modules[module], base)):
+            if values.ndim != 1:
+                raise ValueError(
+                    f"Packer: the column {name!r} must have one dimension, but has the shape {tuple(values.shape)}"
+                )
+            return kind
+    raise TypeError(
+        f"Packer: the column {name!r} must be a list, a tuple, an array or a tensor of tokens, but is {shown(values)} "
+        f"of type {type(values).__name__}; name the columns to pack by columns=…, or turn it into one of these before"
+    )
+
+
+def _size(piece: Piece) -> int:
+    """The number of tokens of a piece."""
+    return len(next(iter(piece.values())))
+
+
+def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
+    """The parts of a piece between bounds."""
+    for start, end in pairwise(bounds):
+        yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
+
+
+def _not_empty(piece: Piece, size: int) -> Iterator[Piece]:
+    """The piece, if it has tokens."""
+    return iter((piece,) if size else ())
+
+
+def _one_of(argument: str, value: Any, words: tuple[str, ...]) -> Any:
+    if value not in words:
+        raise ValueError(f"Packer: {argument} must be one of {', '.join(map(repr, words))}, but got {value!r}")
+    return value
+
+
+def _names(argument: str, value: Any) -> list[str]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
+        raise TypeError(f"Packer: {argument} must be a list of names, but got {value!r}")
+    return list(value)

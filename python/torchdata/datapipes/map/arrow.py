@@ -1,0 +1,63 @@
+"""The map pipe over the parts of a table: ArrowParts.
+
+Role: what is shuffled and shared out before anything of a table is read. Its items are numbers. It owns the list of the
+parts, which was made when it was built. Runs in whichever process asks for an item.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource, arrow_source
+from torchdata.datapipes.datapipe import MapDataPipe
+
+__all__ = ["ArrowParts"]
+
+
+class ArrowParts(MapDataPipe[int]):
+    """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
+
+    A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
+    memory, or a data file of an Iceberg table. Nothing but the directories of files is read to list them. So
+    `ArrowParts(…).shuffle()` puts the row groups of all files in random order, and `sharding_filter` shares them out
+    before they are read.
+
+    Args:
+        source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
+            `deltalake.DeltaTable`, a `pyiceberg.table.Table`; or a path, or a list of paths, of files of one format.
+        filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
+            `row_filter`. Parts that have no such rows by their statistics are left out. None for all rows.
+        format: of files that are given by their paths: `"parquet"`, `"feather"`, `"csv"` and whatever else
+            `pyarrow.dataset.dataset` takes. `"delta"`: the path is that of a Delta table; `"iceberg"`: of the metadata
+            of an Iceberg table.
+
+    Raises:
+        TypeError: the source is none of these.
+        OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
+        ModuleNotFoundError: pyarrow is not installed; the message says how to.
+
+    Example:
+        >>> import pyarrow, pyarrow.parquet
+        >>> from torchdata.datapipes.map import ArrowParts
+        >>> pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2, 3, 4, 5]}), "numbers.parquet", row_group_size=2)
+        >>> parts = ArrowParts("numbers.parquet")
+        >>> len(parts), parts.name(1)
+        (3, 'row group 1 of numbers.parquet')
+        >>> [row["a"] for row in parts.shuffle().set_seed(1).read_arrow()]
+        [3, 4, 5, 1, 2]
+    """
+
+    def __init__(self, source: Any, filter: Any = None, *, format: str = "parquet") -> None:
+        self.source: ArrowSource = arrow_source(source, filter, format)
+
+    def name(self, index: int) -> str:
+        """The name of a part in messages: its file, and its row group if it has one."""
+        return self.source.names[index]
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"ArrowParts has parts 0 to {len(self) - 1}, but was asked for {index!r}")
+        return index
+
+    def __len__(self) -> int:
+        return len(self.source.names)

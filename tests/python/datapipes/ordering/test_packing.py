@@ -1,0 +1,164 @@
+"""Rows of packed sequences: what the table of pipes does not state."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stream_checks import check_restore
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import save_state
+
+METHODS = ["first_fit", "in_order", "cut"]
+
+
+def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
+    """Sequences whose tokens are all different."""
+    dice = random.Random(seed)
+    tokens = iter(range(number * longest))
+    return [[next(tokens) for _ in range(dice.randint(0, longest))] for _ in range(number)]
+
+
+def pieces(row: dict[str, Any]) -> list[list[int]]:
+    bounds = row["cu_seqlens"]
+    return [row["input_ids"][start:end] for start, end in itertools.pairwise(bounds)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_token_is_in_one_row_with_its_position_and_no_row_is_too_long(method: Any, seed: int) -> None:
+    data = sequences(60, seed=seed)
+    rows = list(IterableWrapper(data).pack(32, method=method, buffer_size=1 + seed))
+    assert sorted(token for row in rows for token in row["input_ids"]) == [token for one in data for token in one]
+    for row in rows:
+        assert len(row["input_ids"]) <= 32
+        for piece in pieces(row):
+            assert piece == list(range(piece[0], piece[0] + len(piece)))  # of one sequence, in its order
+        assert row["position_ids"] == [place for piece in pieces(row) for place in range(len(piece))]
+
+
+def test_rows_are_of_the_kind_of_the_items() -> None:
+    (row,) = IterableWrapper([np.arange(3, dtype=np.uint16)], deepcopy=False).pack(4, pad_value=9)
+    assert [(values.dtype, values.tolist()) for values in row.values()] == [
+        (np.uint16, [0, 1, 2, 9]),
+        (np.int64, [0, 1, 2, 0]),
+        (np.int32, [0, 3, 4]),
+    ]
+    (row,) = IterableWrapper([(1, 2), [3]]).pack(4)
+    assert row == {"input_ids": [1, 2, 3], "position_ids": [0, 1, 0], "cu_seqlens": [0, 2, 3]}
+
+
+def test_tensors_become_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    items = [torch.arange(6), torch.arange(3)]
+    for method in METHODS:
+        rows = list(IterableWrapper(items).pack(4, method=method, pad_value=9, first_value={"input_ids": -1}))
+        arrays = list(
+            IterableWrapper([item.numpy() for item in items]).pack(
+                4, method=method, pad_value=9, first_value={"input_ids": -1}
+            )
+        )
+        dtypes = {name: values.dtype for name, values in rows[0].items()}
+        assert dtypes == {"input_ids": torch.int64, "position_ids": torch.int64, "cu_seqlens": torch.int32}
+        assert [{name: values.tolist() for name, values in row.items()} for row in rows] == [
+            {name: values.tolist() for name, values in row.items()} for row in arrays
+        ]
+
+
+def test_a_mapping_that_is_no_dict_is_packed_by_its_columns() -> None:
+    item = UserDict({"input_ids": [5, 6], "attention_mask": [1, 1], "position_ids": [0, 1], "text": "five six"})
+    (row,) = IterableWrapper([item]).pack(3, columns=["input_ids", "attention_mask"], pad_value=0)
+    assert row == {
+        "input_ids": [5, 6, 0],
+        "attention_mask": [1, 1, 0],
+        "position_ids": [0, 1, 0],
+        "cu_seqlens": [0, 2, 3],
+    }
+
+
+def test_the_rows_are_those_of_transformers_collator_for_sequences_without_padding() -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    items = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4, 5], "labels": [4, 5]}]
+    collator = transformers.DataCollatorWithFlattening(return_tensors="np", return_flash_attn_kwargs=True)
+    theirs = collator(items)
+    (ours,) = IterableWrapper(items).pack(5, first_value={"labels": -100})
+    for name, theirs_name in (
+        ("input_ids", "input_ids"),
+        ("labels", "labels"),
+        ("position_ids", "position_ids"),
+        ("cu_seqlens", "cu_seq_lens_q"),
+    ):
+        assert ours[name] == np.asarray(theirs[theirs_name]).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "message"),
+    [
+        ([[1], np.array([2])], TypeError, "column 'input_ids' is of several kinds: list, ndarray"),
+        ([{"a": [1]}, {"b": [2]}], ValueError, r"has the columns \['b'\], and one before it \['a'\]"),
+    ],
+)
+def test_items_of_several_kinds_are_an_error(items: list[Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        list(IterableWrapper(items).pack(4))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_is_exact_at_every_row_and_holds_no_more_than_the_open_rows(method: Any) -> None:
+    def pipe() -> Any:
+        return IterableWrapper([np.array(one) for one in sequences(60, 150)]).pack(32, method=method, buffer_size=4)
+
+    check_restore(pipe, keep=lambda row: {name: values.tolist() for name, values in row.items()})
+    packer = pipe()
+    for row in packer:
+        assert len(row["input_ids"]) <= 32
+        held = sum(sum(map(len, (piece["input_ids"] for piece in pieces))) for _, pieces in packer._rows)
+        assert held <= 32 * 4
+        assert len(str(save_state(packer))) < 30_000
+
+
+def test_a_small_piece_of_a_long_array_does_not_keep_it() -> None:
+    packer = IterableWrapper([np.arange(1_000_003)], deepcopy=False).pack(1000, method="cut")
+    rows = list(packer)
+    assert len(rows) == 1001
+    iterator = iter(packer)
+    for _ in range(1000):
+        next(iterator)
+    (row,) = [values for _, pieces in packer._rows for piece in pieces for values in piece.values()] or [
+        piece["input_ids"] for piece in packer._waiting
+    ]
+    assert row.base is None
+    assert len(row) == 3
+
+
+def test_first_fit_pads_less_than_packing_in_order() -> None:
+    data = [one for one in sequences(400, 100) if one]
+
+    def padding(**options: Any) -> float:
+        rows = list(IterableWrapper(data).pack(128, **options))
+        return 1 - sum(len(row["input_ids"]) for row in rows) / (128 * len(rows))
+
+    assert padding(buffer_size=32) < padding(buffer_size=4) < padding(method="in_order")
+    assert padding(method="cut") < 1 / 100
+
+
+def test_workers_pack_their_shares_and_go_on_exactly() -> None:
+    data = IterableWrapper(sequences(80, 20)).shuffle().sharding_filter().pack(32, buffer_size=4, pad_value=-1)
+    with DataLoader2(data, num_workers=2) as loader:
+        loader.seed(3)
+        iterator = iter(loader)
+        head = [next(iterator) for _ in range(5)]
+        state = loader.state_dict()
+        rest = list(iterator)
+    tokens = sorted(token for row in head + rest for token in row["input_ids"] if token >= 0)
+    assert tokens == [token for one in sequences(80, 20) for token in one]
+    with DataLoader2(data, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest

@@ -1,0 +1,170 @@
+"""States that go on with batches of another size: the first one begins behind the last sample that was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import IterableDataset, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
+
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class UserSampler:
+    """Draws its order from the global generator, and keeps no place."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(50).tolist()
+
+    def __len__(self) -> int:
+        return 50
+
+
+class PlacedSampler:
+    """A sampler with a state of its own."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 50:
+            self.place += 1
+            yield (self.place * 7) % 50
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+KINDS: dict[str, Any] = {
+    "in order": lambda: {},
+    "shuffled": lambda: {"shuffle": True},
+    "shuffled by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    "subset": lambda: {"sampler": SubsetRandomSampler(range(50))},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 50, 50)},
+    "user's sampler": lambda: {"sampler": UserSampler()},
+    "user's sampler with a state": lambda: {"sampler": PlacedSampler()},
+    "with snapshots now and then": lambda: {"sampler": PlacedSampler(), "snapshot_every_n_steps": 3},
+}
+
+
+def loader(size: int, kind: str, workers: int = 0) -> Any:
+    return StatefulDataLoader(range(50), batch_size=size, num_workers=workers, **KINDS[kind]())
+
+
+def flat(batches: Any) -> list[int]:
+    return [int(item) for batch in batches for item in batch]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, 0) for kind in KINDS), ("shuffled", 2), ("subset", 2), ("user's sampler with a state", 2)],
+)
+def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_stop(kind: str, workers: int) -> None:
+    torch.manual_seed(1)
+    whole = loader(4, kind, workers)
+    first, second = flat(whole), flat(whole)
+    for given, size in ((1, 6), (5, 3), (7, 7), (12, 5))[: 2 if workers else 4]:
+        torch.manual_seed(1)
+        run = loader(4, kind, workers)
+        epoch = iter(run)
+        assert flat(next(epoch) for _ in range(given)) == first[: 4 * given]
+        state = run.state_dict()
+        run = loader(size, kind, workers)
+        run.load_state_dict(state)
+        rest = [batch.tolist() for batch in run]
+        assert [item for batch in rest for item in batch] == first[4 * given :]
+        assert all(len(batch) == size for batch in rest[:-1])
+        assert flat(run) == second
+
+
+def test_sizes_may_change_again_and_again() -> None:
+    for kind in KINDS:
+        torch.manual_seed(1)
+        first = flat(loader(4, kind))
+        torch.manual_seed(1)
+        seen: list[int] = []
+        state = None
+        for size in (4, 7, 3, 5):
+            run = loader(size, kind)
+            if state is not None:
+                run.load_state_dict(state)
+            epoch = iter(run)
+            seen += flat(next(epoch) for _ in range(2))
+            state = run.state_dict()
+        assert seen == first[: len(seen)], kind
+
+
+class Placed(IterableDataset):
+    """A stream with a state."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 50:
+            self.place += 1
+            yield self.place - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_with_a_state_goes_on_behind_the_last_sample(workers: int) -> None:
+    run = StatefulDataLoader(Placed(), batch_size=4, num_workers=workers)
+    epoch = iter(run)
+    assert flat(next(epoch) for _ in range(3)) == list(range(12))
+    state = run.state_dict()
+    run = StatefulDataLoader(Placed(), batch_size=5, num_workers=workers)
+    run.load_state_dict(state)
+    assert [batch.tolist() for batch in run][:2] == [[12, 13, 14, 15, 16], [17, 18, 19, 20, 21]]
+
+
+class Lines(IterableDataset):
+    """A stream without a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(50)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda size: StatefulDataLoader(Lines(), batch_size=size), "the data set tells no place for each sample"),
+        (
+            lambda size: StatefulDataLoader(
+                range(50), batch_sampler=torch.utils.data.BatchSampler(range(50), size, False)
+            ),
+            "the place in the BatchSampler is a number of batches",
+        ),
+    ],
+)
+def test_places_that_are_numbers_of_batches_are_refused_by_name(made: Any, message: str) -> None:
+    run = made(4)
+    epoch = iter(run)
+    next(epoch)
+    state = run.state_dict()
+    run = made(5)
+    run.load_state_dict(state)
+    with pytest.raises(ValueError, match=rf"batches of 4, and now they are of 5: {message}"):
+        next(iter(run))
+
+
+def test_a_first_batch_that_was_drawn_ahead_is_refused_by_name() -> None:
+    run = loader(4, "user's sampler with a state")
+    iter(run)
+    state = run.state_dict()
+    run = loader(5, "user's sampler with a state")
+    run.load_state_dict(state)
+    with pytest.raises(ValueError, match="batches that were drawn and not given"):
+        iter(run)

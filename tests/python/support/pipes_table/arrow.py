@@ -1,0 +1,62 @@
+"""ArrowReader, over a table in memory of which the items of the source say which parts are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow
+from hypothesis import strategies as st
+
+from pipes_table.row import BadArgument, Row, ints
+from torchdata.datapipes.iter import ArrowReader
+from torchdata.datapipes.map import ArrowParts
+
+CHUNKS = [[0, 1, 2], [3], [4, 5, 6, 7]]
+TABLE = pyarrow.table(
+    {"a": pyarrow.chunked_array(CHUNKS), "b": pyarrow.chunked_array([[str(n) for n in c] for c in CHUNKS])}
+)
+
+
+def part(item: int) -> int:
+    return item % 3
+
+
+def as_lists(frame: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: values.tolist() for name, values in frame.items()}
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"a": number, "b": str(number)}
+
+
+ROWS: list[Row] = [
+    Row(
+        "read_arrow",
+        lambda s: s().map(part).read_arrow(parts=ArrowParts(TABLE)),
+        lambda xs: [row(number) for x in xs for number in CHUNKS[x % 3]],
+        length="valid length",
+    ),
+    Row(
+        "read_arrow_frames",
+        lambda s, size: (
+            s().map(part).read_arrow(["a"], parts=ArrowParts(TABLE), rows=False, frame_size=size).map(as_lists)
+        ),
+        lambda xs, size: [
+            {"a": CHUNKS[x % 3][at : at + size]} for x in xs for at in range(0, len(CHUNKS[x % 3]), size)
+        ],
+        {"size": st.integers(1, 5)},
+        {"size": 2},
+        length="valid length",
+    ),
+]
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("arrow_number", lambda: ArrowReader(5), TypeError, "ArrowParts: source must be a pyarrow data set"),
+    ("arrow_no_parts", lambda: ints().read_arrow(), TypeError, "must yield the parts of one ArrowParts"),
+    ("arrow_column", lambda: ArrowReader(TABLE, ["c"]), ValueError, "there is no column 'c'"),
+    ("arrow_columns", lambda: ArrowReader(TABLE, "a"), TypeError, "columns must be a list of names"),
+    ("arrow_size", lambda: ArrowReader(TABLE, rows=False, frame_size=0), ValueError, "frame_size must be at least 1"),
+    ("arrow_rows_size", lambda: ArrowReader(TABLE, frame_size=2), ValueError, "frame_size is for frames"),
+    ("arrow_library", lambda: ArrowReader(TABLE, library="dask"), ValueError, "library must be one of"),
+    ("arrow_part", lambda: list(ints().map(str).read_arrow(parts=ArrowParts(TABLE))), TypeError, "numbers of parts"),
+]
