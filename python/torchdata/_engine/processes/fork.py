@@ -209,6 +209,7 @@ class ForkedChild(ChildProcess):
 
     def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         super().__init__(name, process_name)
+        self.is_watched_later = True
         self._target: _Target | None = _Target(target, args)
 
     @property
@@ -241,6 +242,7 @@ class ForkedChild(ChildProcess):
 
     def leave_alone(self) -> None:
         """Notes that it will not be forked again, mostly because it has begun: main drops its target."""
+        self.watch()
         self._target = None
 
 
@@ -270,6 +272,8 @@ def fork_all(
             child.start()
             started(number)
             deliver()
+        for child in children:
+            child.watch()
         _await_all(children, reader, deliver)
     finally:
         for child in children:
@@ -303,6 +307,7 @@ def _await_all(
                 _check_tries(child)
                 child.renew()
                 child.start()
+                child.watch()
                 deadline = time.monotonic() + PATIENCE
         deliver()
 

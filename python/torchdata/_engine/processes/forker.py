@@ -40,7 +40,7 @@ from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED
 from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONGEST, REFUSAL, serve
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupt_waits
-from torchdata._engine.processes.process import ChildProcess, Pidfd, close_here, is_ready, keep_from_children
+from torchdata._engine.processes.process import ChildProcess, close_here, is_ready, keep_from_children, reap
 from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
@@ -373,17 +373,18 @@ class RemoteChild(ChildProcess):
                 os.write(ours, answer)
             os.close(ours)
 
-    def _look(self, watch: Pidfd) -> None:
-        if self._forker is None or (watch.descriptor >= 0 and not watch.has_ended):
+    def _look(self, pid: int) -> None:
+        watch = self._watch
+        if self._forker is None or watch is None or (watch.descriptor >= 0 and not watch.has_ended):
             return
         try:
-            code = self._forker.ask("status", self.pid)
+            code = self._forker.ask("status", pid)
         except OSError:
             if not watch.has_ended:
                 return
             # Who has forked it is gone. The first process of a container is one to which such children are left.
             try:
-                code = watch.reap()
+                code = reap(pid)
             except ChildProcessError:
                 code = None
             self.is_orphan, self._has_ended = code is None, True

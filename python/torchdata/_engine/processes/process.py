@@ -33,6 +33,7 @@ __all__ = [
     "close_pipes",
     "is_ready",
     "keep_from_children",
+    "reap",
     "wait_for_all",
     "wait_for_any",
     "watch_the_parent",
@@ -95,15 +96,6 @@ class Pidfd:
             return True
         return False
 
-    def reap(self) -> int | None:
-        """Its exit code, negative for a signal, if it is this process's to reap and has ended; None while it runs.
-
-        Raises:
-            ChildProcessError: it is no child of this process, or somebody else has reaped it.
-        """
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it is there."""
         with contextlib.suppress(ProcessLookupError):
@@ -117,6 +109,16 @@ class Pidfd:
         descriptor, self.descriptor = self.descriptor, -1  # first: another thread may fork
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def reap(pid: int) -> int | None:
+    """The exit code of a child of this process, negative for a signal; None while it runs.
+
+    Raises:
+        ChildProcessError: it is no child of this process, or somebody else has reaped it.
+    """
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
 
 
 def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bool:
@@ -139,6 +141,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
+        #: Whether `watch` is called later, by who starts several: children that are forked meanwhile inherit less.
+        self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
 
@@ -167,12 +171,17 @@ class ChildProcess(ABC):
         """
         try:
             with interrupts_blocked():
-                pid = self._launch()
-                self._watch = Pidfd(pid)
-                keep_from_children(self._watch)
-                self.pid = pid
+                self.pid = self._launch()
+                if not self.is_watched_later:
+                    self.watch()
         except OSError as error:
             raise why_not_started(self.name, error) from error
+
+    def watch(self) -> None:
+        """Makes the descriptor that tells when it ends, if it was started and there is none yet."""
+        if self._watch is None and self.pid is not None:
+            self._watch = Pidfd(self.pid)
+            keep_from_children(self._watch)
 
     def _take_over(self, popen: Popen) -> int:
         """Makes a process that multiprocessing has started this one's; returns its number."""
@@ -182,14 +191,14 @@ class ChildProcess(ABC):
     @property
     def ended(self) -> bool:
         """Whether it has ended, or was never started."""
-        if self._watch is not None and not self._has_ended:
-            self._look(self._watch)
+        if self.pid is not None and not self._has_ended:
+            self._look(self.pid)
         return self._has_ended or self.pid is None
 
-    def _look(self, watch: Pidfd) -> None:
+    def _look(self, pid: int) -> None:
         """Looks whether it has ended, and how."""
         try:
-            code = watch.reap()
+            code = reap(pid)
         except ChildProcessError:  # from here on its number may be another's
             self._has_ended = True
             return
