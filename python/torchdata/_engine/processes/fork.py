@@ -30,7 +30,7 @@ from multiprocessing.popen_fork import Popen
 from typing import Any
 
 from torchdata._engine.processes.exit_messages import why_not_started
-from torchdata._engine.processes.process import LOOK, ChildProcess
+from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
@@ -291,7 +291,7 @@ def _await_all(
     waiting = dict(enumerate(children))
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
-        connection.wait([reader, *(child.sentinel() for child in waiting.values())], LOOK)
+        connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Deaths are looked for before the messages are read. Other deaths are reported by the looks for dead processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]

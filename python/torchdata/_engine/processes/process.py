@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.popen_fork import Popen
 from typing import Protocol
@@ -34,6 +34,7 @@ __all__ = [
     "is_ready",
     "keep_from_children",
     "reap",
+    "sentinels",
     "wait_for_all",
     "wait_for_any",
     "watch_the_parent",
@@ -178,8 +179,8 @@ class ChildProcess(ABC):
             raise why_not_started(self.name, error) from error
 
     def watch(self) -> None:
-        """Makes the descriptor that tells when it ends, if it was started and there is none yet."""
-        if self._watch is None and self.pid is not None:
+        """Makes the descriptor that tells when it ends, if it runs and there is none yet."""
+        if self._watch is None and self.pid is not None and not self._has_ended:
             self._watch = Pidfd(self.pid)
             keep_from_children(self._watch)
 
@@ -259,6 +260,11 @@ def watch_the_parent() -> None:
         watch.close()
 
 
+def sentinels(children: Iterable[ChildProcess]) -> list[int]:
+    """Descriptors that become readable when children end, of those that have one."""
+    return [one for one in (child.sentinel() for child in children) if one >= 0]
+
+
 def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
     """Waits until all have ended, but not longer than so many seconds or than until it is `enough`.
 
@@ -272,8 +278,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         if not running or left <= 0 or enough():
             return not running
         with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-            sentinels = [child.sentinel() for child in running]
-            connection.wait([one for one in sentinels if one >= 0], min(left, LOOK))
+            connection.wait(sentinels(running), min(left, LOOK))
 
 
 def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:
