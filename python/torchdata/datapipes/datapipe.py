@@ -27,7 +27,7 @@ from torchdata.datapipes._pipe.record import record_of, token_of
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
 from torchdata.datapipes._pipe.torch import Counterpart, derives_from_twin, meet_torch
-from torchdata.datapipes._pipe.traversal import know_bases
+from torchdata.datapipes._pipe.traversal import know_bases, know_virtual
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 
@@ -271,6 +271,11 @@ class _PipeMeta(ABCMeta):
     """The class of pipe classes: what users put on one of the two bases is found on torch's pipes, too."""
 
     counterpart: Counterpart
+
+    def register(cls, subclass: type[T]) -> type[T]:
+        """Makes a class a virtual subclass, as `abc.ABCMeta.register` does."""
+        know_virtual()
+        return super().register(subclass)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from torchdata._engine.items.failures import describe
 from torchdata._engine.workers.child import Child
-from torchdata._engine.workers.group import Group
-from torchdata._engine.workers.links import default_budget
+from torchdata._engine.workers.group import Group, default_budget
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue

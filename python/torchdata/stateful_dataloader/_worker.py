@@ -31,7 +31,7 @@ from torch.utils.data._utils.worker import _generate_state
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
 from torchdata._engine.items.torch_worker import tell_torch
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.program import Program, Runner
 from torchdata.stateful_dataloader._cadence import Cadence, Watch

@@ -109,8 +109,8 @@ def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
         before = kill_first(loader)
         while pids_of(loader)[0] == before:  # the next one is forked there
             got.append(next(iterator))
-        process = loader.reading_service._children._members.processes[0]._process
-        assert isinstance(process, forker.ForkedProcess)
+        process = loader.reading_service._children._members.processes[0]
+        assert isinstance(process, forker.RemoteChild)
         pid = kill_first(loader)
         wait_for(lambda: process._watch.has_ended)
         codes = [process._forker.ask("status", pid) for _ in range(3)]

@@ -15,8 +15,7 @@ import pytest
 from leftovers import fork_server
 from process_checks import loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata._engine.processes import forker
-from torchdata._engine.processes.forker import ForkedProcess, forker_of_program
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.forker import RemoteChild, forker_of_program
 from torchdata._engine.processes.start import start_all
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -106,14 +105,14 @@ def test_one_that_is_stopped_is_replaced(monkeypatch):
     stopped = fork_server()
     monkeypatch.setitem(forker._PATIENCE, "fork", 0.3)
     os.kill(stopped, signal.SIGSTOP)
-    started = ForkedProcess._start
+    asked = RemoteChild._ask
 
-    def start(process, by):
+    def ask(child, by):
         if by.pid != stopped:
             monkeypatch.setitem(forker._PATIENCE, "fork", 30.0)
-        started(process, by)
+        return asked(child, by)
 
-    monkeypatch.setattr(ForkedProcess, "_start", start)
+    monkeypatch.setattr(RemoteChild, "_ask", ask)
     with loader(pipe, multiprocessing_context="forkserver") as dl:
         assert list(dl) == list(range(9))
     assert fork_server() not in (None, stopped)
@@ -127,9 +126,7 @@ def say(writers):
 def test_a_child_gets_more_descriptors_than_fit_into_a_message():
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(250)]
     writers = [writer for _, writer in pipes]
-    process = ChildProcess(
-        ForkedProcess(partial(forker_of_program, "os"), "says", say, (writers,)), "the one that says"
-    )
+    process = RemoteChild(partial(forker_of_program, "os"), "the one that says", "says", say, (writers,))
     start_all([process], "forkserver")
     for writer in writers:
         writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -77,7 +78,7 @@ def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"
-        "from torchdata._engine.processes.bootstrap import ChildName\n"
+        "from torchdata._engine.processes.crossing import ChildName\n"
         "from test_multiprocessing_beginning import says_its_threads\n"
         "if __name__ == '__mp_main__':\n"
         "    gc.set_threshold(1234)\n"
@@ -91,3 +92,48 @@ def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250, env=environment)
     assert (done.stdout, done.stderr) == ("['MainThread', 'torchdata-early-watch'] 1234\n", "")
+
+
+def of_the_parent(_):
+    parent = multiprocessing.parent_process()
+    return parent.pid, os.getppid(), parent.is_alive()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_multiprocessing_tells_a_worker_of_its_parent(method):
+    with loader(IterableWrapper([0]).map(of_the_parent), 1, multiprocessing_context=method) as dl:
+        ((parent, actual, is_alive),) = dl
+    assert parent == actual
+    assert is_alive
+    assert (parent == os.getpid()) == (method != "forkserver")
+
+
+#: Its worker's own process sees that of main end.
+ENDED = """
+import multiprocessing, os, signal, sys
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+def waits(writer):
+    if os.fork() == 0:  # outlives the worker, which ends with main
+        multiprocessing.parent_process().join()
+        os.write(writer, b"ended")
+        os._exit(0)
+
+if __name__ == "__main__":
+    service = MultiProcessingReadingService(1, multiprocessing_context="fork")
+    pipe = IterableWrapper([1]).map(waits)
+    list(DataLoader2(pipe, reading_service=service))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_end_of_main_can_be_waited_for_by_multiprocessings_parent_process(tmp_path):
+    reader, writer = os.pipe()
+    program = tmp_path / "program.py"
+    program.write_text(ENDED.replace("map(waits)", f"map(lambda _: waits({writer}))"))
+    done = subprocess.run([sys.executable, program], pass_fds=[writer], timeout=250)
+    os.close(writer)
+    assert done.returncode == -signal.SIGKILL
+    assert os.read(reader, 10) == b"ended"
+    os.close(reader)

@@ -31,7 +31,7 @@ from process_checks import (  # noqa: F401
     with_methods,
 )
 from torchdata._engine.processes.forker import Forker
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.process import ChildProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 

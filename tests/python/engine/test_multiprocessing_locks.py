@@ -14,7 +14,7 @@ import time
 import pytest
 
 from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
-from torchdata._engine.processes import fork, fork_locks
+from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Starts loaders and the like while threads of main draw, or print, all the time.
@@ -182,8 +182,8 @@ def lock(monkeypatch, tmp_path):
             os.close(file)
             take(number)
 
-        monkeypatch.setattr(fork, "LOCKS", {**fork_locks.LOCKS, "plays the accordion": count_and_take})
-        monkeypatch.setattr(fork, "_BEGUN", len(fork_locks.LOCKS) + 1)
+        monkeypatch.setattr(fork, "LOCKS", {**fork.LOCKS, "plays the accordion": count_and_take})
+        monkeypatch.setattr(fork, "_BEGUN", len(fork.LOCKS) + 1)
         return lambda: marks.stat().st_size
 
     monkeypatch.setattr(fork, "LIMITS", (1.0,) * 4)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from process_checks import METHODS, ExitsAt, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.processes import child_setup
+from torchdata._engine.workers import child
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -102,7 +102,7 @@ def test_a_child_that_cannot_watch_main_ends_and_says_why(monkeypatch, capfd, er
     def refused(_pid):
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
-    monkeypatch.setattr(child_setup, "exit_with_parent", refused)
+    monkeypatch.setattr(child, "exit_with_parent", refused)
     with (
         loader(IterableWrapper(range(10)).sharding_filter()) as dl,
         pytest.raises(WorkerExitedError, match=r"exited with code 71; .* limit of processes and threads") as caught,

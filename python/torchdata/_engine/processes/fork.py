@@ -1,34 +1,153 @@
 """Forking children that can use what other threads of main may have locked at that moment.
 
-Role: main forks when the locks of libraries are free (`fork_locks.py`), but one of them may be taken in between. So a
-child takes each of them once, as its first step. The kernel ends one that cannot, and main forks another in its place
-before it goes on: nothing of the user's has run in it.
+Role: a fork copies every lock as it is, and of the threads only the one that forks. A lock that another thread holds
+then is held in the child for ever. Python and the C library see to their own locks, but not to those of PyTorch's and
+NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
+seeds there), nor to that of a module that a thread is importing. So a thread that forks a child of the engine waits
+right before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked.
+PyTorch's is taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and
+a thread that prints without a pause never leaves them free: the child makes its buffers anew.
+
+One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
+one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import struct
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context
+from multiprocessing.popen_fork import Popen
 from typing import Any
 
-from torchdata._engine.processes.bootstrap import ChildName
 from torchdata._engine.processes.exit_messages import why_not_started
-from torchdata._engine.processes.fork_locks import LOCKS, with_free_locks
-from torchdata._engine.processes.shutdown import LOOK, ChildProcess
+from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
+from torchdata._importing import loaded
+from torchdata._native import fork_waits_for
 
-__all__ = ["ForkedChild", "fork_all"]
+__all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 
+#: Seconds that main waits for NumPy's lock: a thread that keeps it longer is found out by the child.
+KEPT = 1.0
 #: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
 PATIENCE = 10.0
+
+
+# -- the locks --------------------------------------------------------------------------------------------------------
+
+
+def _take_imports() -> None:
+    for library in ("numpy", "torch"):  # a module of the user's may be the program, and be imported as long as it runs
+        loaded(library)
+
+
+def _renew_streams() -> None:
+    """Empties the buffers of a forked child's standard streams, which main writes, and gives them new locks."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        buffer = getattr(stream, "buffer", None)
+        if type(buffer) is io.BufferedWriter:
+            with contextlib.suppress(OSError, ValueError):  # closed or detached
+                size = buffer.__sizeof__() - io.BufferedWriter.__basicsize__
+                io.BufferedWriter.__init__(buffer, buffer.raw, size)
+
+
+def _numpy_lock() -> Any:
+    """That of NumPy's global generator; None if it is not loaded, or not yet as a whole."""
+    generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
+    return None if generator is None else generator().lock
+
+
+def _take_numpy() -> None:
+    lock = _numpy_lock()
+    if lock is not None:
+        with lock:
+            pass
+
+
+def _torch_generator() -> Any:
+    """The global one; None if PyTorch is not loaded, or not yet as a whole."""
+    return getattr(sys.modules.get("torch"), "default_generator", None)
+
+
+def _take_torch() -> None:
+    generator = _torch_generator()
+    if generator is not None:
+        generator.get_state()
+
+
+#: The function that waits for each lock, by the words for a thread that holds it.
+LOCKS: Mapping[str, Callable[[], None]] = {
+    "imports NumPy or PyTorch": _take_imports,
+    "draws from NumPy's global generator": _take_numpy,
+    "draws from PyTorch's global generator": _take_torch,
+}
+
+
+class _OfThisThread(threading.local):
+    """Whether the thread forks a child, and NumPy's lock if it keeps it."""
+
+    forks = False
+    kept: Any = None
+
+
+_own = _OfThisThread()
+
+
+@contextmanager
+def with_free_locks() -> Iterator[None]:
+    """Context in which the forks of this thread wait until the locks are free."""
+    _take_imports()  # which takes seconds: not in a hook, where Ctrl-C would be lost
+    torch = _torch_generator()
+    _own.forks = True
+    fork_waits_for(None if torch is None else torch.get_state)
+    try:
+        yield
+    finally:
+        _forks_no_more()
+
+
+def _forks_no_more() -> None:
+    _own.forks = False
+    fork_waits_for(None)
+
+
+def _before_fork() -> None:
+    if not _own.forks:
+        return
+    lock = _numpy_lock()
+    if lock is not None and lock.acquire(timeout=KEPT):
+        _own.kept = lock
+
+
+def _after_fork() -> None:
+    lock, _own.kept = _own.kept, None
+    if lock is not None:
+        lock.release()
+
+
+def _begin_in_child() -> None:
+    if _own.forks:
+        _renew_streams()
+    _after_fork()
+    _forks_no_more()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_in_child)
+
+
+# -- the children -----------------------------------------------------------------------------------------------------
+
 #: The messages of a child: its number, and the lock that it is about to take; that it has them all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
@@ -73,31 +192,25 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
+def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
+    """Forks this process: multiprocessing's object for that."""
+    return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
+
+
 class ForkedChild(ChildProcess):
     """A child that main itself forks.
 
     Args:
-        name: what the child is called.
+        name: what the child is called in messages.
         process_name: what its process is called.
         target: what it runs.
         args: what that is called with.
-        daemon: whether it may have no children of multiprocessing's.
     """
 
-    def __init__(
-        self,
-        name: str,
-        process_name: str,
-        target: Callable[..., object],
-        args: tuple[Any, ...],
-        daemon: bool = True,
-    ) -> None:
-        self._process_name, self._daemon = ChildName(process_name), daemon
+    def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+        super().__init__(name, process_name)
+        self.is_watched_later = True
         self._target: _Target | None = _Target(target, args)
-        super().__init__(self._new(), name)
-
-    def _new(self) -> Any:
-        return get_context("fork").Process(target=self._target, name=self._process_name, daemon=self._daemon)
 
     @property
     def target(self) -> _Target:
@@ -105,11 +218,11 @@ class ForkedChild(ChildProcess):
         assert self._target is not None
         return self._target
 
-    def start(self) -> None:
-        """Starts it, when the locks are free."""
+    def _launch(self) -> int:
+        """Forks it, when the locks are free."""
         self.target.tries += 1
         with with_free_locks():
-            super().start()
+            return self._take_over(fork_process(self._process_name, self.target, ()))
 
     @property
     def ended(self) -> bool:
@@ -123,17 +236,18 @@ class ForkedChild(ChildProcess):
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
     def renew(self) -> None:
-        """Takes another process, which is not started, for one that has met a lock."""
-        self.replace_process(self._new())
+        """Begins as one that was never started, for one that has met a lock."""
+        self.close()
+        self.forget_process()
 
     def leave_alone(self) -> None:
         """Notes that it will not be forked again, mostly because it has begun: main drops its target."""
+        self.watch()
         self._target = None
 
 
 def fork_all(
     children: Sequence[ForkedChild],
-    start: Callable[[ForkedChild], object],
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
@@ -141,7 +255,6 @@ def fork_all(
 
     Args:
         children: the children.
-        start: starts one.
         started: called with the number of each when it was started for the first time.
         deliver: called between two steps; what it raises is passed on.
 
@@ -156,10 +269,12 @@ def fork_all(
         os.set_blocking(reader, False)
         for number, child in enumerate(children):
             child.target.number, child.target.reader, child.target.writer = number, reader, writer
-            start(child)
+            child.start()
             started(number)
             deliver()
-        _await_all(children, reader, start, deliver)
+        for child in children:
+            child.watch()
+        _await_all(children, reader, deliver)
     finally:
         for child in children:
             if child.pid is not None:
@@ -171,13 +286,12 @@ def fork_all(
 def _await_all(
     children: Sequence[ForkedChild],
     reader: int,
-    start: Callable[[ForkedChild], object],
     deliver: Callable[[], object],
 ) -> None:
     waiting = dict(enumerate(children))
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
-        connection.wait([reader, *(child.sentinel() for child in waiting.values())], LOOK)
+        connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Deaths are looked for before the messages are read. Other deaths are reported by the looks for dead processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
@@ -192,7 +306,8 @@ def _await_all(
             if child is not None:
                 _check_tries(child)
                 child.renew()
-                start(child)
+                child.start()
+                child.watch()
                 deadline = time.monotonic() + PATIENCE
         deliver()
 

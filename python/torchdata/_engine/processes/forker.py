@@ -25,28 +25,27 @@ import itertools
 import os
 import pickle
 import select
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context, spawn, util
+from functools import partial
+from multiprocessing import get_context, popen_spawn_posix, spawn, util
+from multiprocessing.context import BaseContext
 from typing import Any
 
-from torchdata._engine.processes.bootstrap import PREFIX, ChildName
-from torchdata._engine.processes.crossing import Parcel, take_off_list
+from torchdata._engine.processes.crossing import PREFIX, ChildName, Parcel
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED
-from torchdata._engine.processes.fork import ForkedChild
+from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONGEST, REFUSAL, serve
-from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits
-from torchdata._engine.processes.pidfd import Pidfd, is_ready
-from torchdata._engine.processes.shutdown import KILLED, ChildProcess
-from torchdata._engine.processes.start import start_all
+from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupt_waits
+from torchdata._engine.processes.process import ChildProcess, close_here, is_ready, keep_from_children, reap
+from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-__all__ = ["ForkedProcess", "Forker", "forker_of_program"]
+__all__ = ["Forker", "RemoteChild", "SpawnedChild", "forker_of_program"]
 
 #: Seconds between two looks at whether a reply has come to somebody else, whether a signal waits, and who is gone.
 _LOOK = 0.02
@@ -92,7 +91,7 @@ class Forker:
         self._socket.setblocking(False)
         try:
             self._process = launch(theirs, self._socket)
-            self._process.note_descriptor(self._socket.fileno())
+            keep_from_children(self._socket)
         except BaseException:
             self._socket.close()
             raise
@@ -115,8 +114,9 @@ class Forker:
                 serve(theirs, main, mains=ours, bells=bells, inherited=inherited)
 
             main = os.getpid()
-            process = ForkedChild(_NAME, _PROCESS_NAME, run, (), daemon=False)
-            start_all([process], "fork")
+            process = ForkedChild(_NAME, _PROCESS_NAME, run, ())
+            with InterruptsDeferred() as deferred:
+                fork_all([process], lambda number: None, deferred.deliver)
             return process
 
         return cls(True, launch)
@@ -130,13 +130,9 @@ class Forker:
         """
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
-            arguments, options = (theirs, os.getpid()), {"preload": list(preload)}
-            process = get_context("spawn").Process(
-                target=serve, args=arguments, kwargs=options, name=ChildName(_PROCESS_NAME)
-            )
-            child = ChildProcess(process, _NAME)
+            arguments = theirs, os.getpid(), None, None, (), list(preload)
+            child = SpawnedChild(get_context("spawn"), _NAME, _PROCESS_NAME, serve, arguments)
             child.start()
-            take_off_list(process)  # a program that waits for its children is not to wait for it
             return child
 
         return cls(False, launch)
@@ -240,7 +236,7 @@ class Forker:
             return
         with self._lock:
             if not self.is_over:
-                self._socket.close()
+                close_here(self._socket)
                 if self._up_since is not None:
                     self._process.wait(_ENDING)
                 self._end()
@@ -248,7 +244,7 @@ class Forker:
     def _end(self) -> None:
         self.is_over = True
         self._at_exit.cancel()
-        self._socket.close()
+        close_here(self._socket)
         self._process.kill()
         if self._process.wait(KILLED):
             self._process.close()
@@ -279,7 +275,8 @@ def forker_of_program(module: str) -> Forker:
 
 def _preloaded() -> list[str]:
     """What `multiprocessing.set_forkserver_preload` was told, which can only be set; the program is imported anyway."""
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    told = getattr(sys.modules.get("multiprocessing.forkserver"), "set_forkserver_preload", None)
+    server = getattr(told, "__self__", None)
     return [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
 
 
@@ -294,81 +291,102 @@ def _leave_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-class ForkedProcess:
-    """One process that is forked there, as `ChildProcess` knows processes.
+class SpawnedChild(ChildProcess):
+    """A child that is a fresh interpreter, which imports the program.
+
+    Args:
+        context: multiprocessing's context of the start method.
+        name: what the child is called in messages.
+        process_name: what its process is called.
+        target: what it runs; found by its name there.
+        args: what that is called with.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        name: str,
+        process_name: str,
+        target: Callable[..., object],
+        args: tuple[Any, ...],
+    ) -> None:
+        super().__init__(name, process_name)
+        kind: Any = context.Process  # type: ignore[attr-defined]
+        self._new: Any = partial(kind, target=target, args=args, name=ChildName(process_name), daemon=True)
+
+    def _launch(self) -> int:
+        pid = self._take_over(popen_spawn_posix.Popen(self._new()))
+        self._new = None
+        return pid
+
+
+class RemoteChild(ChildProcess):
+    """A child that a forking process forks.
 
     Args:
         find: finds who forks it. One that has died since it was found is not found again.
-        name: what the process is called.
+        name: what the child is called in messages.
+        process_name: what its process is called.
         target: what it runs; found by its name where it is unpickled.
         args: what that is called with.
     """
 
     def __init__(
-        self, find: Callable[[], Forker], name: str, target: Callable[..., object], args: tuple[Any, ...]
+        self,
+        find: Callable[[], Forker],
+        name: str,
+        process_name: str,
+        target: Callable[..., object],
+        args: tuple[Any, ...],
     ) -> None:
+        super().__init__(name, process_name)
         self._find = find
-        self._name = name
         self._call: Any = target, args
         self._forker: Forker | None = None
-        self.pid: int | None = None
-        #: Whether nobody can tell any more how it has ended.
-        self.is_lost = False
-        self._code: int | None = None
-        self._watch: Pidfd | None = None
 
-    def start(self) -> None:
+    def _launch(self) -> int:
         """Has it forked; by another one, once, where the forking process dies meanwhile."""
         forker = self._find()
         try:
-            self._start(forker)
+            pid = self._ask(forker)
         except OSError:
             another = self._find() if forker.is_over and not forker.has_failed else forker
             if another is forker:
                 raise
-            self._start(another)
+            pid = self._ask(another)
         self._call = None
+        return pid
 
-    def _start(self, forker: Forker) -> None:
+    def _ask(self, forker: Forker) -> int:
         leave, ours = os.pipe()
+        answer = REFUSAL
         try:
-            preparation = None if forker.inherits else spawn.get_preparation_data(ChildName(self._name))
+            preparation = None if forker.inherits else spawn.get_preparation_data(ChildName(self._process_name))
             with contextlib.closing(Parcel(preparation, self._call)) as parcel:
-                self.pid = forker.ask("fork", self._name, descriptors=[*parcel.descriptors(), leave])
-            self._forker, self._watch = forker, Pidfd(self.pid or 0)
+                pid: int = forker.ask("fork", self._process_name, descriptors=[*parcel.descriptors(), leave])
+            self._forker, answer = forker, LEAVE
+            return pid
         finally:
             # Closing is not enough: others may hold this end, whom another thread forks at the moment.
             with contextlib.suppress(BrokenPipeError):  # it has died already
                 os.close(leave)
-                os.write(ours, REFUSAL if self.pid is None else LEAVE)
+                os.write(ours, answer)
             os.close(ours)
 
-    @property
-    def exitcode(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs, and where that `is_lost`."""
-        watch, forker = self._watch, self._forker
-        if self._code is None and not self.is_lost and watch and forker and (watch.descriptor < 0 or watch.has_ended):
+    def _look(self, pid: int) -> None:
+        watch = self._watch
+        if self._forker is None or watch is None or (watch.descriptor >= 0 and not watch.has_ended):
+            return
+        try:
+            code = self._forker.ask("status", pid)
+        except OSError:
+            if not watch.has_ended:
+                return
+            # Who has forked it is gone. The first process of a container is one to which such children are left.
             try:
-                self._code = forker.ask("status", self.pid)
-            except OSError:
-                if watch.has_ended:
-                    self._code = watch.reap()
-                    self.is_lost = self._code is None
-        return self._code
-
-    @property
-    def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends; -1 where the system has none."""
-        return -1 if self._watch is None else self._watch.descriptor
-
-    def kill(self) -> None:
-        """Sends SIGKILL."""
-        if self.exitcode is None and not self.is_lost and self._watch is not None:
-            self._watch.send_signal(signal.SIGKILL)
-
-    def close(self) -> None:
-        """Gives its descriptor back."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-            self.is_lost = self._code is None
+                code = reap(pid)
+            except ChildProcessError:
+                code = None
+            self.is_orphan, self._has_ended = code is None, True
+        if code is not None:
+            self.exitcode, self._has_ended = code, True

@@ -17,13 +17,14 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
-from multiprocessing import get_context, spawn
+from multiprocessing import spawn
+from multiprocessing.popen_fork import Popen
 from typing import Any
 
-from torchdata._engine.processes.bootstrap import end_early_watch
-from torchdata._engine.processes.crossing import close_inherited_pipes, forget_process, note_pipes, unpack
+from torchdata._engine.processes.crossing import end_early_watch, unpack
+from torchdata._engine.processes.fork import fork_process
 from torchdata._engine.processes.interrupts import block_all
-from torchdata._engine.processes.pidfd import Pidfd
+from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
 from torchdata._native import BellBoard, drop_inherited
 
 __all__ = ["DESCRIPTORS", "LEAVE", "LONGEST", "REFUSAL", "Inherited", "serve"]
@@ -58,7 +59,6 @@ def _of_inherited(index: int) -> Any:
 def serve(
     own: socket.socket,
     main_pid: int,
-    *,
     mains: socket.socket | None = None,
     bells: BellBoard | None = None,
     inherited: Sequence[Any] = (),
@@ -78,7 +78,8 @@ def serve(
     block_all()
     if mains is not None:
         mains.close()
-    close_inherited_pipes()
+    close_inherited()
+    watch_the_parent()
     if bells is not None:
         drop_inherited([], bells)
     for name in preload:
@@ -100,7 +101,7 @@ class _ForkingProcess:
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own
-        self._children: dict[int, Any] = {}
+        self._children: dict[int, Popen] = {}
         #: The exit codes of those that have ended.
         self._codes: dict[int, int] = {}
         self._descriptors: list[int] = []
@@ -128,10 +129,8 @@ class _ForkingProcess:
         self._own.send(pickle.dumps((number, reply)))
 
     def _fork(self, descriptors: list[int], name: str) -> int:
-        child = get_context("fork").Process(target=_run, args=(self._own, descriptors), name=name, daemon=True)
-        child.start()
-        note_pipes(child)  # the children that follow close them
-        assert child.pid is not None
+        child = fork_process(name, _run, (self._own, descriptors))
+        close_pipes(child)
         self._children[child.pid] = child
         self._codes.pop(child.pid, None)
         return child.pid
@@ -144,11 +143,10 @@ class _ForkingProcess:
         child = self._children.get(pid)
         if child is None:
             return self._codes[pid]
-        code: int | None = child.exitcode
+        code = child.poll()
         if code is not None:
             self._codes[pid] = code
             self._children.pop(pid).close()
-            forget_process(child)
         return code
 
 

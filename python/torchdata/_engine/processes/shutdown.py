@@ -1,8 +1,8 @@
 """Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
-Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, even if other code reaped it.
-`Shutdown` ends all of them, from wherever it is called first and as often as it is called: it goes on where it was cut
-off. `OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
+Role: main's side of a child's end. `Shutdown` ends all of them, from wherever it is called first and as often as it is
+called: it goes on where it was cut off. `OwnsChildren` calls it at the end of the object that the children belong to,
+or of the program.
 
 A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
 a program, and children take no notice of it (`interrupts.py`).
@@ -18,15 +18,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
 
-from torchdata._engine.processes.crossing import forget_process, note_descriptor, note_pipes
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-__all__ = ["ChildProcess", "OwnsChildren", "Shutdown", "wait_for_any"]
+__all__ = ["OwnsChildren", "Shutdown"]
 
 #: How long a child may take to finish what it does after it was asked to stop.
 ASKED = 3.0
@@ -34,193 +31,6 @@ ASKED = 3.0
 KILLED = 5.0
 #: The command to end, and the word that is ordered with it.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
-#: Seconds between two looks at who has ended, if nothing tells.
-LOOK = 0.02
-
-
-class Process(Protocol):
-    """The interface of a process: `multiprocessing.Process` has it."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    @property
-    def sentinel(self) -> int: ...
-
-    #: Whether nobody can tell any more how it has ended.
-    is_lost: bool
-
-    def start(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Closed:
-    """Stands for a process that was closed.
-
-    multiprocessing has weak references to its processes, whose callbacks are Python code. A process has to die while
-    its child is shut down, when interrupts are deferred: a KeyboardInterrupt in such a callback is lost.
-    """
-
-    pid = None
-    is_lost = False
-
-    @property
-    def exitcode(self) -> int | None:
-        raise ValueError("the process was closed")
-
-    @property
-    def sentinel(self) -> int:
-        raise ValueError("the process was closed")
-
-    def start(self) -> None:
-        raise ValueError("the process was closed")
-
-    def kill(self) -> None:
-        raise ValueError("the process was closed")
-
-    def close(self) -> None:
-        """Nothing is left to close."""
-
-
-class ChildProcess:
-    """The process of one child, even if other code reaps it.
-
-    A program that ignores SIGCHLD, or whose handler reaps all children, keeps multiprocessing from learning that one
-    has ended: it takes such a child for alive for ever. The kernel's answer that there is no such child tells.
-
-    Args:
-        process: multiprocessing's process, or one that the forking process forks; not started yet.
-        name: what the child is called in messages.
-    """
-
-    _process: BaseProcess | Process
-
-    def __init__(self, process: BaseProcess | Process, name: str) -> None:
-        self.name = name
-        #: Its process number, once started.
-        self.pid: int | None = None
-        #: Its exit code, negative for a signal; None while it runs, and if nobody knows it.
-        self.exitcode: int | None = None
-        #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
-        self.is_orphan = False
-        self._process = process
-        self._ended = False
-        self._closed = False
-
-    def start(self) -> None:
-        """Starts it."""
-        self._process.start()
-        if isinstance(self._process, BaseProcess):
-            note_pipes(self._process)
-        self.pid = self._process.pid
-
-    def replace_process(self, process: BaseProcess) -> None:
-        """Takes another process, which is not started, for one that has ended."""
-        self.close()
-        self._process, self.pid, self.exitcode, self._ended, self._closed = process, None, None, False, False
-        self.is_orphan = False
-
-    def note_descriptor(self, descriptor: int) -> None:
-        """Notes a descriptor of main's that belongs to it: later children close what they inherit of it."""
-        assert isinstance(self._process, BaseProcess)
-        note_descriptor(self._process, descriptor)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended, or was never started."""
-        if not self._ended and self.pid is not None:
-            try:
-                self.exitcode = self._process.exitcode  # reaps it
-                self._ended = self.exitcode is not None or self._was_reaped_by_others()
-            except ValueError:  # closed meanwhile, by another thread or by what interrupted this one
-                self._ended = True
-        return self._ended or self.pid is None
-
-    def _was_reaped_by_others(self) -> bool:
-        if not isinstance(self._process, BaseProcess):
-            self.is_orphan = self._process.is_lost
-            return self.is_orphan
-        popen: Any = self._process._popen  # type: ignore[attr-defined]
-        if popen is None:  # closed meanwhile
-            return True
-        if not _is_nobodys_child(popen.pid):
-            return False
-        # No signal may be sent to this number any more: it may belong to another process by now.
-        popen.returncode = 0
-        return True
-
-    def wait(self, seconds: float) -> bool:
-        """Waits until it has ended; returns whether it has."""
-        return _wait([self], seconds)
-
-    def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends; -1 where there is none."""
-        try:
-            return self._process.sentinel
-        except ValueError:  # closed meanwhile
-            return -1
-
-    def kill(self) -> None:
-        """Sends SIGKILL."""
-        if not self.ended:
-            with contextlib.suppress(ValueError):  # closed meanwhile
-                self._process.kill()
-
-    def close(self) -> None:
-        """Gives its descriptors back, once it has ended."""
-        if not self._closed and self.pid is not None:
-            self._closed = True
-            process = self._process
-            process.close()
-            self._process = _Closed()
-            if isinstance(process, BaseProcess):
-                forget_process(process)
-
-
-def _is_nobodys_child(pid: int) -> bool:
-    """Whether this process has no child of that number, not even one that has ended."""
-    if hasattr(os, "waitid"):
-        try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def _wait(children: list[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Waits until all have ended, but not longer than so many seconds or than until it is `enough`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        running = [child for child in children if not child.ended]
-        left = deadline - time.monotonic()
-        if not running or left <= 0 or enough():
-            return not running
-        # Not the sentinels alone: a process that a child has started may hold its other end.
-        with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-            sentinels = [child.sentinel() for child in running]
-            connection.wait([one for one in sentinels if one >= 0], min(left, LOOK))
-
-
-class Closes(Protocol):
-    """An object that can be closed."""
-
-    def close(self) -> None: ...
-
-
-def wait_for_any(children: list[ChildProcess], seconds: float) -> None:
-    """Waits until one of the children is known to have ended, but not longer than so many seconds."""
-    _wait(children, seconds, lambda: any(child.ended for child in children))
 
 
 class Shutdown:
@@ -285,7 +95,7 @@ class Shutdown:
             self._ask(deferred)
             for child in children:
                 child.kill()
-            if not _wait(children, KILLED):
+            if not wait_for_all(children, KILLED):
                 stuck = ", ".join(f"{child.name} (pid {child.pid})" for child in children if not child.ended)
                 warnings.warn(
                     f"{stuck} did not end within {KILLED:.0f} s of SIGKILL: it is stuck in the kernel, most often in "
@@ -315,7 +125,7 @@ class Shutdown:
             return
         deadline = time.monotonic() + ASKED
         self.ask(deadline)
-        _wait(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
+        wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
         """Asks all children to stop, as far as that can be done before the deadline, and does not wait for them."""
@@ -330,8 +140,7 @@ _to_end: set[Shutdown] = set()
 
 @atexit.register
 def _end_all() -> None:
-    # All of them, whatever a handler raises: multiprocessing's own exit handler, which comes next, would wait for the
-    # others for ever.
+    # All of them, whatever a handler raises.
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()

@@ -1,7 +1,8 @@
-"""Starting the children of one loader, one after the other, so that a signal can come at any moment.
+"""Making and starting the children of one loader, one after the other, so that a signal can come at any moment.
 
-Role: main's side. Each start is done as a whole: the signals that main handles are delivered between two of them, and
-the children that run by then are the caller's to end. A child has these signals blocked until it leaves them to main.
+Role: main's side. Each start method has a kind of child (`new_child`). A start is done as a whole: the signals that
+main handles are delivered between two of them, and the children that run by then are the caller's to end. A child has
+these signals blocked until it leaves them to main.
 """
 
 from __future__ import annotations
@@ -10,16 +11,44 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import current_process, resource_tracker, spawn
-from typing import NoReturn
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn
 
-from torchdata._engine.processes.bootstrap import PREFIX
+from torchdata._engine.processes.crossing import PREFIX
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED, why_not_started
 from torchdata._engine.processes.fork import ForkedChild, fork_all
+from torchdata._engine.processes.forker import Forker, RemoteChild, SpawnedChild, forker_of_program
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.process import ChildProcess
 
-__all__ = ["start_all"]
+__all__ = ["new_child", "start_all"]
+
+
+def new_child(
+    context: BaseContext,
+    name: str,
+    target: Callable[..., object],
+    args: tuple[Any, ...],
+    forker: Forker | None = None,
+) -> ChildProcess:
+    """A child that is not started yet.
+
+    Args:
+        context: multiprocessing's context of the start method.
+        name: what the child is called.
+        target: what it runs.
+        args: what that is called with.
+        forker: the process that forks it; None for that of the start method, if one does.
+    """
+    method, process_name = context.get_start_method(), f"{PREFIX}{name}"
+    if method == "fork" and forker is None:
+        return ForkedChild(name, process_name, target, args)
+    if method == "spawn":
+        return SpawnedChild(context, name, process_name, target, args)
+    find = partial(forker_of_program, target.__module__) if forker is None else lambda: forker
+    return RemoteChild(find, name, process_name, target, args)
 
 
 def start_all(
@@ -34,7 +63,9 @@ def start_all(
 
     Raises:
         OSError: the system has no room for another process; the message names the child and the remedy.
+        AssertionError: this process is a daemon of multiprocessing's, which is to have no children.
     """
+    assert not current_process().daemon, "daemonic processes are not allowed to have children"
     if start_method != "fork" and _imports_the_program():
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
@@ -44,7 +75,7 @@ def start_all(
         children = list(children)
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
-            return fork_all(forked, _start, started, deferred.deliver)
+            return fork_all(forked, started, deferred.deliver)
         for index, child in enumerate(children):
             while not _start(child):
                 deferred.deliver()
@@ -86,10 +117,7 @@ def _ensure_tracker() -> None:
 def _start(child: ChildProcess) -> bool:
     """Starts one child; False where a signal ended a forking process that was not up yet."""
     try:
-        with interrupts_blocked():
-            child.start()
+        child.start()
     except StartGivenUp:
         return False
-    except OSError as error:
-        raise why_not_started(child.name, error) from error
     return True

@@ -1,9 +1,7 @@
-"""Processes that user code forks, inside main or inside a child: nothing of the engine's is theirs.
+"""Processes that user code forks inside a child: nothing of the engine's is theirs.
 
-Role: runs in such a process. One that was forked inside main keeps no child of main's on multiprocessing's list, whose
-exit handler would end the children and wait for them. One that was forked inside a child, in a function of the user's,
-comes back into the child's loop where that function returns or raises. There it ends: links, bells and pipes belong to
-the child that made them.
+Role: runs in such a process. It was forked in a function of the user's, and comes back into the child's loop where that
+function returns or raises. There it ends: links, bells and pipes belong to the child that made them.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ import contextlib
 import os
 import sys
 import traceback
-
-from torchdata._engine.processes.crossing import started_processes, take_off_list
 
 __all__ = ["leave", "note_child"]
 
@@ -54,11 +50,3 @@ def _exit_code(error: BaseException) -> int:
     else:
         traceback.print_exception(error)
     return 1
-
-
-def _forget_the_parents_children() -> None:
-    for one in started_processes():
-        take_off_list(one)
-
-
-os.register_at_fork(after_in_child=_forget_the_parents_children)

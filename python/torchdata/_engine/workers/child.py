@@ -1,35 +1,116 @@
 """The child's side of a group: its first steps, its ends of the links, and the loop that takes main's commands.
 
-Role: runs in every child, whatever its program is. A child enters (`CommonSetup`), takes its ends of the links, loads
-the program, and hands each command to the program's runner until that has obeyed the command to stop. A child leaves
-signals to main, and ends when main does.
+Role: runs in every child, whatever its program is. A child enters (`CommonSetup`): it leaves signals to main, drops
+what it inherited, and ties its life to main's. It takes its ends of the links, loads the program, and hands each
+command to the program's runner until that has obeyed the command to stop.
+
+Python's cyclic garbage collector is kept off what a child imports and what it keeps to its end. Importing torch makes
+a quarter of a million objects that stay; searching them for cycles takes a tenth of that import, and each later search
+of all objects takes as long again. In a forked child such a search also writes to, and so copies, every page that holds
+an object of main's.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
 from torchdata._engine.items.failures import describe, reraise
-from torchdata._engine.processes.child_setup import CommonSetup
-from torchdata._engine.processes.crossing import Handle, SharedPickle
+from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle, end_early_watch
+from torchdata._engine.processes.exit_messages import CANNOT_WATCH
 from torchdata._engine.processes.forking_process import Inherited
-from torchdata._engine.processes.garbage import settle
-from torchdata._engine.workers.links import MAIN, Lines
+from torchdata._engine.processes.interrupts import MainSignals
+from torchdata._engine.processes.process import close_inherited, watch_the_parent
+from torchdata._engine.processes.strangers import note_child
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._importing import call_when_imported
-from torchdata._native import Collector, Sender, StatsBoard
+from torchdata._native import BellBoard, Collector, Link, Sender, StatsBoard, drop_inherited, exit_with_parent
 from torchdata._observe.stats.counting import Counting
 
-__all__ = ["Child", "ChildSetup", "run_child"]
+__all__ = ["MAIN", "Child", "ChildSetup", "CommonSetup", "Lines", "run_child"]
 
+#: Index of main's bell.
+MAIN = 0
+#: Bytes of the largest block that glibc's allocator learns from (`M_MMAP_THRESHOLD` in mallopt(3)), less its header.
+_LARGEST_LEARNT = (32 << 20) - (64 << 10)
 #: Seconds between two looks at whether shared memory can be given back, while no command comes.
 IDLE = 1.0
+
+
+@dataclass
+class CommonSetup:
+    """The common part of all children's setups."""
+
+    bells: Handle[BellBoard]
+    #: The process with which the child is to end.
+    main_pid: int
+    #: Whether main is this process's parent, as it is under fork and spawn.
+    is_child_of_main: bool
+    #: Main's thresholds for collecting cyclic garbage.
+    gc_thresholds: tuple[int, int, int]
+    signals: MainSignals
+
+    @classmethod
+    def under(cls, start_method: str, bells: BellBoard) -> CommonSetup:
+        """That of children which this process, main, starts.
+
+        Args:
+            start_method: multiprocessing's name of how.
+            bells: the bells of all processes.
+        """
+        is_child_of_main = start_method != "forkserver"
+        return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now())
+
+    def enter(self, name: str, links: Sequence[Link], stats: StatsBoard | None = None) -> bool:
+        """Makes this process a child of the engine.
+
+        Args:
+            name: what the child is called in messages.
+            links: the links that are its own.
+            stats: the board on which it counts, if it does.
+
+        Returns:
+            Whether there is anything to do: False if main is gone already.
+        """
+        self.signals.leave_to_main()
+        note_child()
+        close_inherited()
+        watch_the_parent()
+        drop_inherited(links, self.bells.shared, stats)
+        end_early_watch()
+        _keep_freed_memory()
+        _keep_memory_of_tensors()
+        try:
+            exit_with_parent(self.main_pid)
+        except ProcessLookupError:  # main is gone already
+            return False
+        except OSError as error:  # without it this process might outlive main for ever
+            print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
+            sys.exit(CANNOT_WATCH)
+        return not self.is_child_of_main or os.getppid() == self.main_pid
+
+
+@dataclass
+class Lines:
+    """The links of one child."""
+
+    #: From main, with commands.
+    control: Handle[Link]
+    #: Where the items go: to main, or to each worker.
+    outputs: list[Handle[Link]]
+    #: From the dispatching process, in a worker.
+    dispatched: Handle[Link] | None
+
+    def all(self) -> list[Handle[Link]]:
+        """All of them."""
+        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
 
 
 @dataclass
@@ -136,7 +217,7 @@ class Child:
             runner.prepare(program)
         except BaseException as error:
             runner.failure = describe(error, setup.where)
-        settle(setup.common.gc_thresholds)
+        _settle(setup.common.gc_thresholds)
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
@@ -157,6 +238,41 @@ def raise_failure(_peer: int, description: Any) -> NoReturn:
 
 def _refuse(_peer: int, description: Any) -> NoReturn:
     raise RuntimeError(f"main sent an error: {description!r}")
+
+
+def _keep_freed_memory() -> None:
+    """Lets the allocator keep up to twice so much memory that was freed, rather than give it back at once.
+
+    A child frees the objects of one batch, and allocates the same sizes for the next. Given back in between, each page
+    costs a fault: a tenth of the time if images are decoded. glibc learns that from the large blocks that it sees
+    freed; in a child these lie in shared memory, and it sees none. So it is shown one, which is never touched. Limits
+    that the user has set (`MALLOC_TRIM_THRESHOLD_`) stay as they are.
+    """
+    bytes(_LARGEST_LEARNT)
+
+
+def _keep_memory_of_tensors() -> None:
+    """Lets torch ask for large pages for large tensors, unless the user has said that it shall not.
+
+    Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap beside it for that, which may never be
+    filled: then the next tensor of the same size does not fit where the last one was. The process grows by one tensor
+    with each, and all their pages are new. With large pages the alignment is that of a page, and gaps of that size are
+    closed again. Measured in a worker, glibc 2.36: filling a tensor of 20 MB took 4,864 page faults and takes none, one
+    of 38 MB 9,729 and 531. A worker that kept a small tensor beside each large one of 20 MB had grown by 1.2 GB after
+    60 items, and grows by 20 MB. Torch looks at this once, for its first tensor: under fork that may be one of main's,
+    and then it is as in main.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def _settle(thresholds: tuple[int, int, int]) -> None:
+    """Ends a child's start-up: gives it main's thresholds, and takes all that lives now out of later searches.
+
+    Thresholds that the user's program has set in the child meanwhile stay.
+    """
+    if gc.get_threshold()[0] == EARLY_THRESHOLD:
+        gc.set_threshold(*thresholds)
+    gc.freeze()
 
 
 def _limit_threads() -> None:

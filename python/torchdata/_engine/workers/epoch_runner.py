@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
-from torchdata._engine.workers.child import Child
-from torchdata._engine.workers.links import MAIN
+from torchdata._engine.workers.child import MAIN, Child
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._observe.trace.following import follow

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group

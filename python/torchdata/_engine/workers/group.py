@@ -8,25 +8,28 @@ its workers are called; the owner of the group commands them by `commanders`, an
 
 from __future__ import annotations
 
-import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
+import os
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 
 from torchdata._engine import snapshots
-from torchdata._engine.processes.child_setup import CommonSetup
-from torchdata._engine.processes.children import new_child
 from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
-from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown, wait_for_any
-from torchdata._engine.processes.start import start_all
-from torchdata._engine.workers.child import ChildSetup, raise_failure, run_child
-from torchdata._engine.workers.links import MAIN, default_budget
+from torchdata._engine.processes.process import wait_for_any
+from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
+from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 
-__all__ = ["Group"]
+__all__ = ["Group", "default_budget"]
+
+
+def default_budget() -> int:
+    """Shared memory that all links of one group may use: a quarter of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 class Group(OwnsChildren):

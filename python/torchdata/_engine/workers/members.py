@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torchdata._engine.processes.crossing import Handle
-from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.snapshots import Announced, Resumption
-from torchdata._engine.workers.child import ChildSetup
-from torchdata._engine.workers.links import MAIN, Lines
+from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 

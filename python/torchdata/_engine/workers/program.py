@@ -18,7 +18,7 @@ from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.exit_messages import exit_message
 
 if TYPE_CHECKING:
-    from torchdata._engine.processes.shutdown import ChildProcess
+    from torchdata._engine.processes.process import ChildProcess
 
 __all__ = ["ChildInfo", "EpochProgram", "Program", "Runner"]
 

@@ -19,13 +19,13 @@ from multiprocessing.context import BaseContext
 from typing import NoReturn
 
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.processes.children import new_child
 from torchdata._engine.processes.exit_messages import how_it_died
 from torchdata._engine.processes.forker import Forker
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import InterruptsDeferred
-from torchdata._engine.processes.shutdown import KILLED, ChildProcess, Shutdown
-from torchdata._engine.processes.start import start_all
+from torchdata._engine.processes.process import ChildProcess
+from torchdata._engine.processes.shutdown import KILLED, Shutdown
+from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.members import Members

@@ -25,6 +25,9 @@ OPENING = 8
 #: The bases of all pipes. They enter themselves, since they stand above this module.
 _pipes: tuple[type, ...] = ()
 
+#: Whether a class was registered with a class of pipes, rather than derived from it.
+_has_virtual = False
+
 #: The token of `abc`, which changes whenever a class is registered with an abstract one.
 _registered: object = None
 
@@ -38,6 +41,12 @@ def know_bases(*bases: type) -> None:
     global _pipes
     _pipes = bases
     _role.cache_clear()
+
+
+def know_virtual() -> None:
+    """Tells that a class is registered with a class of pipes."""
+    global _has_virtual
+    _has_virtual = True
 
 
 def iter_base() -> Any:
@@ -58,9 +67,17 @@ def is_pipe(obj: Any) -> bool:
 @lru_cache(maxsize=1024)  # graphs are searched several times an epoch, and bases of pipes are slow to ask
 def _role(kind: type) -> Role | None:
     """The part that objects of the type play in the search. All but pipes and containers is data: not looked into."""
-    if issubclass(kind, _pipes):
+    if _is_pipe_class(kind):
         return "pipe"
     return "container" if issubclass(kind, _CONTAINERS) else None
+
+
+def _is_pipe_class(kind: type) -> bool:
+    """Whether objects of the type are pipes; `issubclass` would ask all classes of pipes, and notes it with each."""
+    for base in _pipes:
+        if base in kind.__mro__ or base.__subclasshook__(kind) is True:
+            return True
+    return _has_virtual and issubclass(kind, _pipes)
 
 
 def _forget_old_roles() -> None:

@@ -11,6 +11,9 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
+/// Bytes of a memory page on machines whose pages are smallest.
+const SMALLEST_PAGE: usize = 4096;
+
 /// The entry is free.
 const FREE: u32 = 0;
 /// Somebody fills it in, or it holds what a parent process has and this one has dropped.
@@ -162,6 +165,7 @@ impl Drop for Descriptor {
 ///
 /// In the place of a mapping there is private memory of zeros then, so that what is left of its objects stays harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
+    let mut dropped = Vec::new();
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
         // SYNC(noted): pairs with `note`.
@@ -169,9 +173,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             MAPPING | OWN_MAPPING
                 if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
             {
-                // SAFETY: no lease, block or array points into it, and the words that its other owners may look at are
-                // atomic and valid as zeros.
-                unsafe { wipe(entry) };
+                dropped.push(span(entry));
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
@@ -181,6 +183,30 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             _ => {}
         }
     }
+    for (start, end) in joined(dropped) {
+        // SAFETY: no lease, block or array points into these, and the words that their other owners may look at are
+        // atomic and valid as zeros. Each owner is alive, as in `wipe`.
+        unsafe { put_zeros(start, end - start) };
+    }
+}
+
+/// The addresses of a mapping, with the rest of its last page where pages are as small as they come.
+fn span(entry: &Entry) -> (usize, usize) {
+    let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+    (start, start + len.next_multiple_of(SMALLEST_PAGE))
+}
+
+/// The same addresses in fewer spans: the system lays the links of many workers side by side, and one call serves all.
+fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+    spans.sort_unstable();
+    spans.dedup_by(|next, last| {
+        let is_beside = next.0 == last.1;
+        if is_beside {
+            last.1 = next.1;
+        }
+        is_beside
+    });
+    spans
 }
 
 /// Puts private memory of zeros in the place of a mapping.
@@ -188,10 +214,16 @@ pub fn drop_all_but(keep: &[&Mapping]) {
 /// # Safety
 /// The entry is a mapping of this process, and its readers take zeros for what they are.
 unsafe fn wipe(entry: &Entry) {
-    let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+    // SAFETY: the owner is alive, as it takes the note back before it unmaps, so that nothing else lies there.
+    unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
+}
+
+/// # Safety
+/// Mappings lie there, and nobody minds that they are gone.
+unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the owner is alive, as it takes the note back before it unmaps, so that nothing else lies there.
+    // SAFETY: as the caller says.
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
@@ -220,6 +252,12 @@ mod tests {
 
     fn descriptors() -> usize {
         std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn mappings_side_by_side_are_one_span() {
+        assert_eq!(joined(vec![(8, 9), (2, 4), (0, 2), (4, 5), (6, 7)]), [(0, 5), (6, 7), (8, 9)]);
+        assert_eq!(joined(vec![]), []);
     }
 
     #[test]
