@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.links import default_budget
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
@@ -39,7 +41,8 @@ class Workers:
         function: what they call with each item.
         count: how many there are.
         context: how they start; None for Python's default.
-        restarts: whether others take the places of those that die, instead of an error.
+        survived: the ends of processes in whose places others are put, instead of an error.
+        timeout: seconds within which a process is to give a result; None for ever.
 
     Raises:
         ValueError: there is no such way to start.
@@ -47,18 +50,28 @@ class Workers:
         OSError: the system has no room for a process.
     """
 
-    def __init__(self, function: Callable[[Any], Any], count: int, context: str | None, restarts: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        count: int,
+        context: str | None,
+        survived: Survived = NONE,
+        timeout: float | None = None,
+    ) -> None:
         half = default_budget() // 2  # items need as much as results
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = Restarts(group.members, starting, group.ending) if restarts else None
+        self._restarts = None
+        if survived:
+            self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
         self._patience = patience = Patience(group.stats, _STALL)
         try:
-            outputs = group.start(replaces=restarts)
+            outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
                 self._restarts.keep_forker()
             self.functions: Sequence[Callable[[Any], Any]] = [
-                _Worker(group, number, link, patience, self._restarts).call for number, link in enumerate(outputs)
+                _Worker(group, number, link, patience, self._restarts, timeout).call
+                for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
@@ -81,12 +94,23 @@ class Workers:
 class _Worker:
     """One process, as its thread in main sees it. It does not keep the group alive."""
 
-    def __init__(self, group: Group, number: int, output: Link, patience: Patience, restarts: Restarts | None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        number: int,
+        output: Link,
+        patience: Patience,
+        restarts: Restarts | None,
+        timeout: float | None,
+    ) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._patience, self._restarts = patience, restarts
         self._look: Callable[[], object] = (
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
         )
+        self._timeout = timeout
+        #: Processes that were ended because they gave no result for this item.
+        self._tries = 0
         self._read(group, output)
         #: Held while the process has an item. A thread of the last run may still wait for an answer.
         self._calling = threading.Lock()
@@ -102,6 +126,7 @@ class _Worker:
         kept = None if self._restarts is None else item
         with self._calling:
             self._number += 1
+            self._tries = 0
             try:
                 answer = self._ask(item)
                 del item
@@ -126,9 +151,11 @@ class _Worker:
 
     def _answer(self) -> tuple[int, bool, Any] | None:
         """The answer to what was sent last; see `_ask`."""
+        began = time.monotonic()
+        slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
             ended = self._process.ended  # before the look: what it had sent by then is there
-            answer = self._collector.receive(0, 0.0 if ended else _SLICE)
+            answer = self._collector.receive(0, 0.0 if ended else slice_)
             if answer is not None and answer[0] == self._number:
                 return answer  # type: ignore[no-any-return]
             if answer is None and ended:
@@ -136,6 +163,19 @@ class _Worker:
                     self._members.check_alive([self._index])
                 return None
             self._patience.look(self._index)
+            if not ended and self._timeout is not None:
+                self._look_at_clock(time.monotonic() - began, self._timeout)
+
+    def _look_at_clock(self, waited: float, timeout: float) -> None:
+        """Ends the process if it takes too long, or raises."""
+        hangs = None if self._restarts is None else self._restarts.hangs
+        if hangs is not None:
+            self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
+        elif waited >= timeout:
+            raise TimeoutError(
+                f"{self._members.names[self._index]} gave no result within {timeout:g} s (`timeout`): map_fn is slower "
+                'than that, or stuck; on_timeout="restart" gives the item to another process'
+            )
 
     def _replace(self) -> None:
         """Puts another process in the place of the one that has died."""
