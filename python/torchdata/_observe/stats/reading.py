@@ -349,6 +349,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 process=process,
                 items_in=inputs.get(number),
                 items_out=items,
+                skipped=pipe["skipped"] - (before["skipped"] if before else 0),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,

@@ -44,6 +44,7 @@ from torchdata.datapipes.iter.mapping.columns import Dropper, Flattener, Slicer
 from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
 from torchdata.datapipes.iter.mapping.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.mapping.selecting import Filter, Header
+from torchdata.datapipes.iter.mapping.skipping import OnError
 from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper, LengthSetter
 from torchdata.datapipes.iter.ordering.bucketing import (
     BucketBatcher,
@@ -145,6 +146,7 @@ __all__ = [
     "Multiplexer",
     "MultiplexerLongest",
     "OnDiskCacheHolder",
+    "OnError",
     "OnlineReader",
     "ParagraphAggregator",
     "ParquetDataFrameLoader",
