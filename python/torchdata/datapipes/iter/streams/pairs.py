@@ -96,15 +96,14 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[Any]:
         # The source begins now, so that a state saved before the first item is not that of its last epoch.
-        pairs = iter(self._source())
-        if self._held is not None:
-            pairs = chain((self._held,), pairs)
         # A generator for each pair: one that raises ends without the chain.
-        return chain.from_iterable(map(self._items_of, pairs))
+        streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
+        if self._held is not None:
+            streams = chain((self._items_of(self._held, self._place),), streams)
+        return chain.from_iterable(streams)
 
-    def _items_of(self, pair: Any) -> Iterator[Any]:
-        """The items of one pair, from the place on that was loaded, if it was held then."""
-        place = self._place
+    def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
+        """The items of one pair, from a place on."""
         path, stream = path_and_stream(pair, self)
         del pair
         # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
