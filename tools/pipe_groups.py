@@ -188,6 +188,7 @@ GROUPS = (
             Sample("Filter", "a.filter(is_odd)", [[1, 2, 3, 4, 5]]),
             Sample("Header", "a.header(2)", ["abcde"]),
             Sample("Sampler", "Sampler(a)", ["abcd"]),
+            Sample("OnError", 'a.map(int).on_error("skip")', [["1", "x", "3"]], shown=[[1, 3]]),
         ),
     ),
     Group(

@@ -18,6 +18,9 @@ class WorkerExitedError(RuntimeError):
             that of the item that main was to receive next. None if no other process is put in its place.
     """
 
+    #: No item is left out because a process has died at it: see `on_error`.
+    never_skipped = True
+
     def __init__(
         self,
         message: str,

@@ -489,6 +489,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
 
+    def on_error(
+        self,
+        how: Literal["skip"] = "skip",
+        limit: int | float | None = None,
+        log: str | os.PathLike[str] | None = None,
+    ) -> IterDataPipe[T_co]:
+        """Skips items at which the pipes before it raise an exception: up to the source, or to the next
+        `on_error`.
+        """
+
     def open_files(
         self,
         mode: str = "r",

@@ -11,6 +11,7 @@ before those that read them:
 - `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it goes on with;
   `"begin"` where its next pass begins anew.
 - `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
+- `skipped`: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
   among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
   deeper than a list of numbers under `"__nested__"`.
@@ -65,7 +66,7 @@ from torchdata.datapipes._pipe.iteration import (
 )
 from torchdata.datapipes._pipe.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
 from torchdata.datapipes._pipe.plain import to_plain
-from torchdata.datapipes._pipe.record import NEVER, Beginning, record_of, token_of
+from torchdata.datapipes._pipe.record import NEVER, Beginning, Record, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
 from torchdata.datapipes.datapipe import IterDataPipe
 
@@ -140,6 +141,11 @@ def fingerprint(datapipe: Any) -> Fingerprint:
     if record.fingerprint is None or len(record.fingerprint) != len(graph):
         record.fingerprint = _fingerprint(graph, begun=True)
     return record.fingerprint
+
+
+def _skipped(record: Record) -> dict[str, Any]:
+    """What a pass has skipped, in an entry."""
+    return {"skipped": record.skipped} if record.skipped else {}
 
 
 class _Saving:
@@ -322,7 +328,7 @@ class _Saving:
                 entry["state"] = to_plain(raw, name_of(pipe))
             if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
                 entry |= {"how": "restore", "yielded": token_of(pipe).yielded, "finished": True}
-            return entry
+            return entry if replayed else entry | _skipped(record)  # also of one whose reader has all of it
         entry = {
             "type": name_of(pipe),
             "how": "restore",
@@ -330,7 +336,7 @@ class _Saving:
             "finished": self._has_finished(pipe),
             "state": self._state_of(pipe),
         }
-        return entry | seeds_of(record)
+        return entry | seeds_of(record) | _skipped(record)
 
     def _state_of(self, pipe: Any) -> dict[str, Any]:
         return to_plain(pipe.state_dict(), name_of(pipe))

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torchdata._engine.items.failures import describe
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.group import Group, default_budget
+from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
@@ -42,7 +43,8 @@ class Workers:
         function: what they call with each item.
         count: how many there are.
         context: how they start; None for Python's default.
-        restarts: whether others take the places of those that die, instead of an error.
+        survived: the ends of processes in whose places others are put, instead of an error.
+        timeout: seconds within which a process is to give a result; None for ever.
 
     Raises:
         ValueError: there is no such way to start.
@@ -50,18 +52,28 @@ class Workers:
         OSError: the system has no room for a process.
     """
 
-    def __init__(self, function: Callable[[Any], Any], count: int, context: str | None, restarts: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        count: int,
+        context: str | None,
+        survived: Survived = NONE,
+        timeout: float | None = None,
+    ) -> None:
         half = default_budget() // 2  # items need as much as results
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
-        self._restarts = Restarts(group.members, starting, group.ending) if restarts else None
+        self._restarts = None
+        if survived:
+            self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
         self._patience = patience = Patience(group.stats, _STALL)
         try:
-            outputs = group.start(replaces=restarts)
+            outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
                 self._restarts.keep_forker()
             self.functions: Sequence[Several] = [
-                _Worker(group, number, link, patience, self._restarts).results for number, link in enumerate(outputs)
+                _Worker(group, number, link, patience, self._restarts, timeout).results
+                for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
@@ -84,12 +96,23 @@ class Workers:
 class _Worker:
     """One process, as its thread in main sees it. It does not keep the group alive."""
 
-    def __init__(self, group: Group, number: int, output: Link, patience: Patience, restarts: Restarts | None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        number: int,
+        output: Link,
+        patience: Patience,
+        restarts: Restarts | None,
+        timeout: float | None,
+    ) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._patience, self._restarts = patience, restarts
         self._look: Callable[[], object] = (
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
         )
+        self._timeout = timeout
+        #: Processes that were ended because they gave no result for this item.
+        self._tries = 0
         self._read(group, output)
         #: Held while the process has an item. A thread of the last run may still wait for an answer.
         self._calling = threading.Lock()
@@ -106,6 +129,7 @@ class _Worker:
         """
         count, at = len(items), 0
         with self._calling:
+            self._tries = 0
             try:
                 while at < count:
                     try:
@@ -134,6 +158,7 @@ class _Worker:
                                 self._number, at = self._number + len(results), at + len(results)
                             del results
                     except Exception as error:  # of this item: it cannot be sent, or its process is gone for good
+                        self._tries = 0
                         yield Failed(error)
                         self._number, at = self._number + 1, at + 1
             finally:
@@ -155,18 +180,34 @@ class _Worker:
 
     def _receive(self) -> list[tuple[int, bool | None, Any]] | None:
         """Waits for answers to what was sent last; None if the process has died, and another one may take its place."""
+        began = monotonic()
+        slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
             ended = self._process.ended  # before the look: what it had sent by then is there
-            answers = self._collector.receive_some(0, 0.0 if ended else _SLICE)
+            answers = self._collector.receive_some(0, 0.0 if ended else slice_)
             if answers and answers[0][0] <= self._number:
                 answers = [answer for answer in answers if answer[0] > self._number]
             if answers:
+                self._tries = 0
                 return answers
             if ended:
                 if self._restarts is None:
                     self._members.check_alive([self._index])
                 return None
             self._patience.look(self._index)
+            if not ended and self._timeout is not None:
+                self._look_at_clock(monotonic() - began, self._timeout)
+
+    def _look_at_clock(self, waited: float, timeout: float) -> None:
+        """Ends the process if it takes too long, or raises."""
+        hangs = None if self._restarts is None else self._restarts.hangs
+        if hangs is not None:
+            self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
+        elif waited >= timeout:
+            raise TimeoutError(
+                f"{self._members.names[self._index]} gave no result within {timeout:g} s (`timeout`): map_fn is slower "
+                'than that, or stuck; on_timeout="restart" gives the item to another process'
+            )
 
     def _replace(self) -> None:
         """Puts another process in the place of the one that has died."""

@@ -6,9 +6,11 @@ threads, or over threads that each speak to a process; and if items are batched 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from torchdata._engine.workers.hangs import Survived, check_on_timeout
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
@@ -103,7 +105,8 @@ class _ThreadMapper(ThreadedNode[T]):
         multiprocessing_context: str | None,
         max_concurrent: int | None,
         snapshot_frequency: int,
-        restarts: bool,
+        survived: Survived,
+        timeout: float | None,
     ) -> None:
         super().__init__(source, snapshot_frequency)
         self._called = "ParallelMapper"
@@ -113,7 +116,7 @@ class _ThreadMapper(ThreadedNode[T]):
         self.method = method
         self.multiprocessing_context = multiprocessing_context
         self.max_concurrent = max_concurrent
-        self.restarts = restarts
+        self.survived, self.timeout = survived, timeout
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
@@ -121,7 +124,8 @@ class _ThreadMapper(ThreadedNode[T]):
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
         if self._workers is None or not self._workers.serve_on:
             self._end_workers()
-            self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context, self.restarts)
+            context = self.multiprocessing_context
+            self._workers = Workers(self.map_fn, self.num_workers, context, self.survived, self.timeout)
         if self.max_concurrent is None:
             options["grows_to"] = _FOR_EACH * self.num_workers
         run = self._begin_with([], state, several=self._workers.functions, **options)
@@ -191,11 +195,17 @@ class ParallelMapper(BaseNode[T]):
         on_worker_exit: what becomes of a process that dies: "error" raises; "restart" puts another one in its place,
             with a `RuntimeWarning`, and gives it the item that the dead one had. The third death at the same item
             raises all the same.
+        timeout: seconds within which a process is to give the result for an item; None (or 0) for ever. With threads it
+            means nothing: a thread cannot be ended.
+        on_timeout: what is done then: "error" raises `TimeoutError` in the place of the result; "restart" kills the
+            process, with a `RuntimeWarning` that brings its Python stacks, and gives the item to another one, as
+            `on_worker_exit="restart"` does. By itself it does not do that for processes that die otherwise. A process
+            has twice as long for an item for each that was killed at it, and a minute at least while it starts.
 
     Raises:
         TypeError: `source` is no node, `map_fn` no function, or a number no integer.
         ValueError: a number is out of its range, or `method`, `multiprocessing_context` or `on_worker_exit` is
-            unknown.
+            unknown, or `on_timeout`, or that is "restart" without a `timeout`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, ParallelMapper
@@ -218,6 +228,8 @@ class ParallelMapper(BaseNode[T]):
         prebatch: int | None = None,
         *,
         on_worker_exit: Literal["error", "restart"] = "error",
+        timeout: float | None = None,
+        on_timeout: Literal["error", "restart"] = "error",
     ) -> None:
         super().__init__()
         name = "ParallelMapper"
@@ -233,6 +245,10 @@ class ParallelMapper(BaseNode[T]):
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
         self.on_worker_exit = on_worker_exit
+        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
+            raise ValueError(f"{name}: timeout must be a number of seconds or None, but got {timeout!r}")
+        check_on_timeout(name, on_timeout, timeout)
+        self.timeout, self.on_timeout = timeout, on_timeout
         self.max_concurrent = max_concurrent
         if max_concurrent is not None:
             check_int(name, "max_concurrent", max_concurrent, least=1)
@@ -261,7 +277,8 @@ class ParallelMapper(BaseNode[T]):
                 multiprocessing_context,
                 max_concurrent,
                 self.snapshot_frequency,
-                on_worker_exit == "restart",
+                Survived(on_worker_exit == "restart", timeout if on_timeout == "restart" else None),
+                timeout or None,
             )
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 

@@ -85,6 +85,8 @@ class Pool:
                     lambda *what: own().on_death(*what),  # type: ignore[union-attr]
                     lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
                 )
+                if replacing.hangs is not None:
+                    self.collector.tell_hang(replacing.hangs.look)
             self.stats = group.stats
             warn_of_stalls(self, _STALL)
         except BaseException:

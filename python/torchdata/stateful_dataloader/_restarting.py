@@ -1,4 +1,4 @@
-"""Other processes in the places of workers of a `StatefulDataLoader` that die: `on_worker_exit="restart"`.
+"""Other processes in the places of workers of a `StatefulDataLoader` that die, or hang and are killed.
 
 Role: main. The iterator knows of each worker the place that it told last, what it was given behind that, and what was
 ordered. So the process that takes a worker's place is told that place, as a loaded loader tells it; what main has
@@ -20,11 +20,17 @@ from typing import Any
 from torchdata._engine.snapshots import Account
 from torchdata._engine.workers import restart
 from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.hangs import Survived
 from torchdata.stateful_dataloader._pinning import PinnedUnits
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Received
 
-__all__ = ["RestartingIterator"]
+__all__ = ["RestartingIterator", "survived_by"]
+
+
+def survived_by(loader: Any) -> Survived:
+    """The ends of workers that a loader survives."""
+    return Survived(loader.on_worker_exit == "restart", loader.timeout if loader.on_timeout == "restart" else None)
 
 
 @dataclass
@@ -47,8 +53,11 @@ class _Beginning:
 class _Restarts(restart.Restarts):
     """Who takes the places of the workers of one iterator, which it does not keep alive."""
 
-    def __init__(self, owner: weakref.ref[RestartingIterator], group: Group, context: BaseContext) -> None:
-        super().__init__(group.members, context, group.ending)
+    def __init__(
+        self, owner: weakref.ref[RestartingIterator], survived: Survived, group: Group, context: BaseContext
+    ) -> None:
+        hangs = group.hangs(survived, owner()._in_order)  # type: ignore[union-attr]
+        super().__init__(group.members, context, group.ending, hangs, survived.deaths)
         self._owner = owner
 
     def _command(self, indices: Sequence[int], received: restart.Received, ended: Sequence[bool]) -> None:
@@ -69,8 +78,8 @@ class RestartingIterator(WorkersIterator):
     #: How many workers, from the first on, let the others begin.
     _fillers = 0
 
-    def _restarts(self) -> Callable[[Group, BaseContext], restart.Restarts]:
-        return partial(_Restarts, weakref.ref(self))
+    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
+        return partial(_Restarts, weakref.ref(self), survived_by(loader))
 
     # -- epochs --------------------------------------------------------------------------------------
 

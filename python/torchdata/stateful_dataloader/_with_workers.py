@@ -120,7 +120,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         self._pool = Pool(
-            context, self._num_workers, job, in_order=self._in_order, timeout=timeout, restarts=self._restarts()
+            context, self._num_workers, job, in_order=self._in_order, timeout=timeout, restarts=self._restarts(loader)
         )
         pinned = self._pin_memory
         self._units: PinnedUnits | Pool = PinnedUnits(self._pool, self._pin_memory_device) if pinned else self._pool
@@ -130,7 +130,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self.shutdown()
             raise
 
-    def _restarts(self) -> Callable[[Group, BaseContext], Restarts] | None:
+    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
         """What makes those that take the places of workers that die; None: a death is an error."""
         return None
 

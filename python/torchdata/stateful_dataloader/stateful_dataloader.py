@@ -17,13 +17,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
+from torchdata._engine.workers.hangs import check_on_timeout
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
 from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
-from torchdata.stateful_dataloader._restarting import RestartingIterator
+from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
 from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
@@ -81,6 +82,11 @@ class StatefulDataLoader(DataLoader[T_co]):
             process in its place, with a `RuntimeWarning`, and goes on: no batch is lost, none comes twice, in the same
             order. What the worker had read since the place that it told last is read again. The third death in a row
             at the same batch raises all the same.
+        on_timeout: what is done when a batch has not come for `timeout` seconds: "error" raises `WorkerTimeoutError`,
+            which is torch's `RuntimeError`, too; "restart" kills the worker, and puts another process in its place, as
+            `on_worker_exit="restart"` does, with a `RuntimeWarning` that brings its Python stacks. By itself it does
+            not do that for workers that die otherwise. A worker has twice as long at a batch for each that was killed
+            at it, and a minute at least before its first.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -123,11 +129,13 @@ class StatefulDataLoader(DataLoader[T_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         on_worker_exit: Literal["error", "restart"] = "error",
+        on_timeout: Literal["error", "restart"] = "error",
     ) -> None:
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(
                 f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
             )
+        check_on_timeout("StatefulDataLoader", on_timeout, timeout)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
@@ -155,7 +163,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.on_worker_exit = on_worker_exit
+        self.on_worker_exit, self.on_timeout = on_worker_exit, on_timeout
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
@@ -193,7 +201,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, state)
         self.check_worker_number_rationality()
-        kind = RestartingIterator if self.on_worker_exit == "restart" else WorkersIterator
+        kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
 
     def _check_fits(self, state: dict[str, Any]) -> None:

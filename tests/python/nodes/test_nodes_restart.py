@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ class Dying:
         self.folder, self.at = folder, at
 
     def __call__(self, number: int) -> int:
-        for time in range(self.at.get(number, 0)):
-            path = self.folder / f"{number}_{time}"
+        for time_ in range(self.at.get(number, 0)):
+            path = self.folder / f"{number}_{time_}"
             if not path.exists():
                 path.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -109,3 +110,52 @@ def test_the_third_death_at_an_item_is_an_error_in_its_place_and_the_next_ones_c
 def test_an_unknown_answer_to_deaths_is_refused() -> None:
     with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
         mapper(abs, on_worker_exit="again")
+
+
+def hang_at_three(number: int) -> int:
+    if number == 3:
+        time.sleep(1e8)
+    return number * number
+
+
+class HangsOnce(Dying):
+    """At some numbers its process hangs, so many times."""
+
+    def __call__(self, number: int) -> int:
+        for time_ in range(self.at.get(number, 0)):
+            path = self.folder / f"{number}_{time_}"
+            if not path.exists():
+                path.touch()
+                time.sleep(1e8)
+        return number * number
+
+
+def test_a_process_that_hangs_is_killed_and_its_item_kept(tmp_path: Path) -> None:
+    options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
+    node = mapper(HangsOnce(tmp_path, {3: 1, 4: 1}), **options)
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
+        assert list(Loader(node)) == squares
+    node.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
+def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_come() -> None:
+    node = mapper(hang_at_three, workers=1, timeout=0.2, on_timeout="restart")
+    iterator = iter(Loader(node))
+    assert [next(iterator) for _ in range(3)] == squares[:3]
+    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
+        next(iterator)
+    assert caught.value.item == 3
+    assert list(iterator) == squares[4:]
+    node.shutdown()
+
+
+def test_without_it_no_result_in_time_is_an_error() -> None:
+    node = mapper(hang_at_three, workers=1, timeout=0.4, on_worker_exit="error")
+    iterator = iter(Loader(node))
+    assert [next(iterator) for _ in range(3)] == squares[:3]
+    with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 0.4 s"):
+        next(iterator)
+    node.shutdown()
+    with pytest.raises(ValueError, match="ParallelMapper: on_timeout='restart' needs a timeout"):
+        mapper(abs, on_timeout="restart")

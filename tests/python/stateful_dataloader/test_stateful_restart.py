@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -88,19 +89,24 @@ def pids_of(loader: Any) -> list[int]:
     return loader._iterator._pool.pids  # type: ignore[no-any-return]
 
 
-def kill(loader: Any, worker: int) -> None:
-    os.kill(pids_of(loader)[worker], signal.SIGKILL)
+def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pids_of(loader)[worker], blow)
 
 
-def read(loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None) -> list[list[Any]]:
-    """Three epochs; a worker is killed before some batches, and the second epoch is left early."""
+def read(
+    loader: Any,
+    deaths: dict[tuple[int, int], int],
+    breaks: int | None = None,
+    blow: signal.Signals = signal.SIGKILL,
+) -> list[list[Any]]:
+    """Three epochs; a worker is struck before some batches, and the second epoch is left early."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
         iterator = iter(loader)
         while epoch != 1 or len(batches) != breaks:
             if (epoch, len(batches)) in deaths:
-                kill(loader, deaths[epoch, len(batches)])
+                kill(loader, deaths[epoch, len(batches)], blow)
             try:
                 batches.append(next(iterator).tolist())
             except StopIteration:
@@ -226,3 +232,45 @@ def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
 def test_deaths_do_not_show_in_a_random_program(seed: int) -> None:
     with Judge() as judge:
         check(judge, seed, "fork")
+
+
+class HangsAt(DiesAt):
+    """Hangs at index 5, as long as a file says so."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5 and (self.path is None or not self.path.exists()):
+            if self.path is not None:
+                self.path.touch()
+            time.sleep(1e8)
+        return index
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_that_hangs_is_reported_with_its_stack_and_replaced(tmp_path: Any, in_order: bool) -> None:
+    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart", "in_order": in_order}
+    loader = loader_of(HangsAt(tmp_path / "hung"), "error", **options)
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
+        came = [int(batch) for batch in loader]
+    assert (came if in_order else sorted(came)) == list(range(12))
+
+
+@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
+@pytest.mark.parametrize("dataset", [Drawn, Stream])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_are_stopped_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> None:
+    expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
+    loader = loader_of(dataset(), persistent_workers=persistent, timeout=0.4, on_timeout="restart")
+    deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
+    assert read(loader, deaths, breaks=3, blow=signal.SIGSTOP) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
+def test_the_third_hang_at_the_same_batch_is_an_error_that_names_it() -> None:
+    loader = loader_of(HangsAt(), "error", batch_size=1, timeout=0.3, on_timeout="restart")
+    iterator = iter(loader)
+    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
+    with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*in __getitem__") as caught:
+        next(iterator)
+    assert (caught.value.worker, caught.value.item) == (1, 2)
+    with pytest.raises(ValueError, match="StatefulDataLoader: on_timeout='restart' needs a timeout"):
+        loader_of(range(3), on_timeout="restart")

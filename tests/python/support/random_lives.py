@@ -47,8 +47,10 @@ from torchdata.dataloader2.services import choosing, steering
 
 #: The steps whose state lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
-#: How a process dies.
-SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]
+#: How a process dies, or stops, and is killed because it hangs.
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
+#: Seconds after which one hangs.
+HANGS_AFTER = 0.8
 #: Workers at most, where their number is drawn.
 MOST = 5
 
@@ -160,8 +162,10 @@ class Life(random_pipelines.Plan):
         if self.kind == "in process" or not workers:
             services.append(InProcessReadingService(prefetch_cnt=3 if self.threads else 0))
         elif self.kind == "workers":
-            how = "restart" if (self.restarts if restarts is None else restarts) else "error"
-            services.append(MultiProcessingReadingService(workers, self.method, on_worker_exit=how, **self.options))
+            options = dict(self.options)
+            if self.restarts if restarts is None else restarts:
+                options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
+            services.append(MultiProcessingReadingService(workers, self.method, **options))
         if len(services) > 1:
             return SequentialReadingService(*services)
         return services[0] if services else None

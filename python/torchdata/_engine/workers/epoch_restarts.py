@@ -14,10 +14,10 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.processes.exit_messages import how_it_died
 from torchdata._engine.processes.shutdown import Shutdown
 from torchdata._engine.snapshots import Announced, Call, Resumption
 from torchdata._engine.workers.calls import Calls, Noted
+from torchdata._engine.workers.hangs import STARTING, Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 from torchdata._native import Replacing
@@ -58,12 +58,20 @@ class EpochRestarts(Restarts):
         context: multiprocessing's context that starts them.
         shutdown: what ends them.
         trace: from a child's number and name, where it writes its trace; None where nothing is traced.
+        hangs: what ends those that hang; None: nothing.
+        deaths: whether the places of those are taken that have died otherwise, too.
     """
 
     def __init__(
-        self, members: Members, context: BaseContext, shutdown: Shutdown, trace: Callable[[int, str], str | None]
+        self,
+        members: Members,
+        context: BaseContext,
+        shutdown: Shutdown,
+        trace: Callable[[int, str], str | None],
+        hangs: Hangs | None = None,
+        deaths: bool = True,
     ) -> None:
-        super().__init__(members, context, shutdown)
+        super().__init__(members, context, shutdown, hangs, deaths)
         self._trace = trace
         #: The epoch that runs, if any has begun.
         self.run: Run | None = None
@@ -105,7 +113,7 @@ class EpochRestarts(Restarts):
             time.sleep(GLANCE)  # it lives, and has the function or is about to get it
         index = dead[0]
         process = members.processes[index]
-        how, advice = how_it_died(process)
+        how, advice = self._how_it_died(process)
         raise WorkerExitedError(
             f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
             "the graphs in the middle of this epoch (to pause, to resume or to limit them), and how much was "
@@ -177,8 +185,15 @@ class EpochRestarts(Restarts):
                         )
 
     def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
-        with contextlib.suppress(Gone):  # whose death is noticed like any other
-            self._members.send(index, kind, number, *content, tick=self.look_at(index))
+        hangs = self.hangs
+        seconds = None if hangs is None else max(STARTING, hangs.seconds)
+        try:
+            self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
+        except Gone:
+            pass  # its death is noticed like any other
+        except TimeoutError:
+            if hangs is not None:
+                hangs.end(index, hangs.seconds)
 
 
 def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption | None:

@@ -21,6 +21,7 @@ from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram
 from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
@@ -70,7 +71,7 @@ class Children:
         timeout: seconds that main waits for an item; None for ever.
         full_stats: whether the time of each pipe is taken.
         room: where they count, if they share a board with others whose place they take; None makes one.
-        restarts: whether others take the places of those that die, instead of an error.
+        survived: the ends of children in whose places others are put, instead of an error.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Children:
         timeout: float | None,
         full_stats: bool = False,
         room: Room | None = None,
-        restarts: bool = False,
+        survived: Survived = NONE,
     ) -> None:
         self._window = window
         self._epoch = 0
@@ -110,9 +111,12 @@ class Children:
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
         trace = partial(_trace_of, self.room)
-        self._restarts = EpochRestarts(members, context, group.ending, trace) if restarts else None
+        hangs = group.hangs(survived, in_order)
+        self._restarts = None
+        if survived:
+            self._restarts = EpochRestarts(members, context, group.ending, trace, hangs, survived.deaths)
         try:
-            outputs = group.start(replaces=restarts)
+            outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
                 self._restarts.keep_forker()
             self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
@@ -121,6 +125,8 @@ class Children:
             else:
                 on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
                 self.collector.watch_and_replace(list(enumerate(self.pids)), on_death, on_replace)
+            if hangs is not None:
+                self.collector.tell_hang(hangs.look)
             own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
@@ -221,15 +227,26 @@ class Children:
         deadline = time.monotonic() + OBEDIENCE
         try:
             for index in range(len(self._processes)):
+                began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
                     # A child that waits for the dispatching process comes to its next item only if nobody is held up.
                     self.collector.relieve(False)
+                    began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
                             f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
                         )
         finally:
             self.collector.relieve(True)
+
+    def _end_if_it_hangs(self, index: int, began: float) -> float:
+        """Ends a child that has not obeyed since `began` if that is too long; returns since when it is waited for."""
+        hangs = None if self._restarts is None else self._restarts.hangs
+        waited = time.monotonic() - began
+        if hangs is None or waited < hangs.seconds or waited < hangs.patience_with(index):
+            return began
+        hangs.end(index, waited)
+        return time.monotonic()
 
     def set_window(self, window: int) -> bool:
         """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
@@ -278,6 +295,11 @@ class Children:
             except _Dying:
                 self._check_alive()
             except TimeoutError:
+                assert self._timeout is not None
+                hangs = None if self._restarts is None else self._restarts.hangs
+                if hangs is not None:
+                    hangs.end(index, self._timeout)
+                    continue
                 raise TimeoutError(
                     f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
                     "service): its pipe is stuck in one item, or the process was stopped"

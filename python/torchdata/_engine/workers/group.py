@@ -19,6 +19,7 @@ from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
 from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
+from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
@@ -170,6 +171,17 @@ class Group(OwnsChildren):
         room = Room(room.board, room.first_page + first, room.first_flow + first)
         self.counting.receive(collector, room, len(outputs))
         return collector
+
+    def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:
+        """What ends children that hang; None if nothing is to.
+
+        Args:
+            survived: the ends of children that are survived.
+            in_order: whether main waits for one worker in particular.
+        """
+        if survived.hangs is None:
+            return None
+        return Hangs(self.members, self.stats, self.room.first_page, survived.hangs, in_order)
 
     def watch(self, collector: Collector) -> None:
         """Makes a collector raise the error of a child that dies while it waits for an item."""

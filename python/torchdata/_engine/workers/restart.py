@@ -28,6 +28,7 @@ from torchdata._engine.processes.shutdown import KILLED, Shutdown
 from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata._engine.workers.child import run_child
+from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, Replacing
 
@@ -53,10 +54,20 @@ class Restarts:
         members: the children. Its lists are changed.
         context: multiprocessing's context that starts them.
         shutdown: what ends them.
+        hangs: what ends those that hang; None: nothing.
+        deaths: whether the places of those are taken that have died otherwise, too.
     """
 
-    def __init__(self, members: Members, context: BaseContext, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        members: Members,
+        context: BaseContext,
+        shutdown: Shutdown,
+        hangs: Hangs | None = None,
+        deaths: bool = True,
+    ) -> None:
         self._members = members
+        self.hangs, self._survives_deaths = hangs, deaths
         self._context = context
         self._shutdown = shutdown
         self._forker: Forker | None = None
@@ -65,8 +76,8 @@ class Restarts:
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: By child: how the last one that died there has ended.
         self._exitcodes: dict[int, int | None] = {}
-        #: Deaths that no warning tells of yet, in words.
-        self._untold: list[str] = []
+        #: Deaths that no warning tells of yet: in words, by what they are survived, and where one that hung has stood.
+        self._untold: list[tuple[str, str, str]] = []
         #: Who has taken a place, before the engine knows.
         self._made: list[tuple[int, Link | None, int]] | None = None
 
@@ -161,19 +172,31 @@ class Restarts:
         is_worker, kind = index < members.num_workers, members.program_class
         item = self._replacing.item_of(index, received)
         deaths, is_new, is_final = self._replacing.judge(index, process.pid, self._epoch, received, paused)
-        how, advice = how_it_died(process)
+        hung = self.hangs.of(process) if self.hangs is not None else None
+        if hung is None and not self._survives_deaths:
+            raise kind.exit_error(process, index if is_worker else None)
+        how, advice = self._how_it_died(process)
+        stack = "" if hung is None else f"\n{hung.stack}"
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
                 f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that {kind.item} "
-                f"ends its process each time: leave the {kind.item} out, or mend the {kind.mended}"
+                f"ends its process each time: leave the {kind.item} out, or mend the {kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
         else:
-            self._untold += [f"{how} {where}; {advice}"] if is_new else []
+            why = "on_worker_exit" if hung is None else "on_timeout"
+            self._untold += [(f"{how} {where}; {advice}", why, stack)] if is_new and not (hung and hung.is_told) else []
             return
         raise kind.exit_error(process, index if is_worker else None, text, item)
+
+    def _how_it_died(self, process: ChildProcess) -> tuple[str, str]:
+        """What happened to a child; and what to do."""
+        hung = self.hangs.of(process) if self.hangs is not None else None
+        if hung is None:
+            return how_it_died(process)
+        return f"{process.name} (pid {process.pid}) {hung.how}", "raise the timeout if it was slow, and not stuck"
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
@@ -195,10 +218,10 @@ class Restarts:
             took = time.monotonic() - began
             untold, self._untold = self._untold, []
             all_of_them = ": all processes were replaced" if len(indices) > len(untold) else ""
-            for words in untold:
+            for words, why, stack in untold:
                 warnings.warn(
                     f"{words}. Another process has taken its place within {1000 * took:.0f} ms{all_of_them}; nothing "
-                    'is lost, as on_worker_exit="restart" says',
+                    f'is lost, as {why}="restart" says{stack}',
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -245,7 +268,7 @@ class Restarts:
             members.processes[index] = self._new_child(index)
             self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
         untold, self._untold = self._untold, []
-        died = "; ".join(untold) or "The place of one that has died is empty"
+        died = "; ".join(words for words, *_ in untold) or "The place of one that has died is empty"
         index = next((index for index in indices if members.names[index] in died), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(

@@ -30,7 +30,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["answer_for_stacks", "answer_no_more", "ask_for_stack", "kernel_state", "own_stack", "tidy"]
+__all__ = [
+    "answer_for_stacks",
+    "answer_no_more",
+    "ask_for_stack",
+    "is_stopped",
+    "kernel_state",
+    "own_stack",
+    "tidy",
+    "where_it_stands",
+]
 
 #: Bytes of answers that are kept; a process that has written more begins anew with its next epoch.
 MOST = 1 << 20
@@ -216,7 +225,7 @@ def tidy() -> None:
             os.ftruncate(opened[0], 0)
 
 
-def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) -> str | None:
+def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """The Python stacks of another process, the innermost call first; None if it does not answer.
 
     That of its main thread comes first. Those of its other threads follow, if it is a child whose main thread comes
@@ -227,6 +236,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) 
         number: the signals, as its page has them.
         descriptor: the descriptor that it writes to.
         seconds: how long to wait. A process that is stopped, or stuck in the kernel, answers when it goes on.
+        wakes: whether it is made to go on, to answer first.
 
     Raises:
         PermissionError: it is another user's.
@@ -244,6 +254,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) 
         if not _handles(pid, first):
             return None
         os.kill(pid, first)
+        if wakes:
+            os.kill(pid, signal.SIGCONT)
         deadline = time.monotonic() + seconds
         size = before
         while time.monotonic() < deadline:
@@ -318,12 +330,40 @@ def _main_thread() -> int:
     return threading.main_thread().ident or 0
 
 
-def kernel_state(pid: int) -> str:
-    """The kernel's word on a process's main thread: "running", or "asleep in futex_wait"."""
+def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
+    """Where a process stands: the kernel's word on it, and its Python stacks, or why there are none.
+
+    Args:
+        pid: the process.
+        number: the signals, as its page has them.
+        descriptor: the descriptor that it writes to.
+        wakes: whether it is stopped, and may go on so that it can answer.
+    """
+    where = kernel_state(pid)
+    stack = None
+    with contextlib.suppress(OSError):
+        stack = ask_for_stack(pid, number, descriptor, wakes=wakes)
+    return where, stack or "It gives no Python stack: it does not answer the signal that asks for it."
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger."""
+    return _letter_of(pid) in ("T", "t")
+
+
+def _letter_of(pid: int) -> str:
+    """The kernel's letter for what a process's main thread does; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            state = file.read().rpartition(")")[2].split()[0]
+            return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
+        return ""
+
+
+def kernel_state(pid: int) -> str:
+    """The kernel's word on a process's main thread: "running", or "asleep in futex_wait"."""
+    state = _letter_of(pid)
+    if not state:
         return "ended"
     words = _STATES.get(state, f"in state {state}")
     if state in "SD":

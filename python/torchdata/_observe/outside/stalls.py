@@ -113,7 +113,7 @@ def warn_in_thread(warning: Warning) -> None:
 
 def _words(board: Any, peer: int | None, waited: float) -> str:
     # Imported if something is wrong: a loader that runs needs none of it.
-    from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
+    from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
     from torchdata._observe.stats.reading import read_board, summarise
@@ -128,12 +128,7 @@ def _words(board: Any, peer: int | None, waited: float) -> str:
     waits = "main waits for " + ", which waits for ".join(process.name for process in chain)
     runs = f" in {fault.runs}" if fault.runs else ""
     page = next(page for page in board.read() if page["pid"] == fault.pid)
-    try:
-        stack = ask_for_stack(fault.pid, page["signal"], page["stack"])
-    except OSError:
-        stack = None
-    where = kernel_state(fault.pid)
-    answer = stack or "It gives no Python stack: it does not answer the signal that asks for it."
+    where, answer = where_it_stands(fault.pid, page["signal"], page["stack"])
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
         f"{fault.name} (pid {fault.pid}) is {where}.\n{answer}"

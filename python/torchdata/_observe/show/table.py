@@ -133,6 +133,10 @@ def as_table(stats: LoaderStats) -> str:
     lines += ["", *columns(process_rows(stats.processes))]
     if stats.pipes:
         lines += ["", *columns(pipe_rows(stats.pipes))]
+    skipped = [pipe for pipe in stats.pipes if pipe.skipped]
+    if skipped:
+        lines += ["", "skipped items"]
+        lines += [f"  {amount(pipe.skipped)}  {pipe.name}, {pipe.process}" for pipe in skipped]
     if stats.slowest:
         lines += ["", "slowest items"]
         lines += [

@@ -6,6 +6,7 @@ Shares and factors from which a rule speaks are wide of what chance does, so tha
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,8 +65,21 @@ def diagnose(stats: LoaderStats) -> Verdict:
     for rule in RULES:
         verdict = rule(stats)
         if verdict is not None:
-            return verdict
+            return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
+
+
+def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
+    """The verdict, with a sentence on items that `on_error` has skipped."""
+    skipped: dict[str, int] = {}
+    for pipe in stats.pipes:
+        if pipe.skipped:
+            skipped[pipe.name] = skipped.get(pipe.name, 0) + pipe.skipped
+    if not skipped:
+        return verdict
+    places = ", ".join(f"{count} at {name}" for name, count in skipped.items())
+    count = sum(skipped.values())
+    return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped as they raised: {places}.")
 
 
 def empty(stats: LoaderStats) -> Verdict | None:

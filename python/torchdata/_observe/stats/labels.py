@@ -34,6 +34,8 @@ class Flag(enum.IntFlag):
     UNCOUNTED = 4
     #: It reads its source in a thread.
     THREAD = 8
+    #: It yields one item for each that it reads, before it reads the next.
+    ONE_TO_ONE = 16
 
 
 #: By class name: pipes that yield each item that they read. A class that derives from one counts as that one.
@@ -82,7 +84,7 @@ def _flags(pipe: Any) -> Flag:
     for cls in type(pipe).__mro__:
         if cls.__name__ in _HOLDERS and cls.__module__.startswith("torchdata."):
             return _HOLDERS[cls.__name__]
-    return Flag(0)
+    return Flag.ONE_TO_ONE if getattr(pipe, "one_to_one", False) is True else Flag(0)
 
 
 def location_of(pipe: Any) -> str | None:

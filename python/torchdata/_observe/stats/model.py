@@ -38,6 +38,7 @@ class PipeStats:
     process: str = told("the process")
     items_in: int | None = told("items of all pipes that it reads; None for a source", summed="workers")
     items_out: int = told("items that it has yielded", counter("{item}", "items"), summed="workers")
+    skipped: int = told("items that `on_error` has skipped at it", counter("{item}", "skipped"), summed="workers")
     own_seconds: float | None = told(
         'time spent in it alone, without the pipes that it reads; None without `stats="full"`. Where `waits` is '
         "True this is waiting",

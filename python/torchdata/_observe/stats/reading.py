@@ -21,7 +21,7 @@ from torchdata._redacting import printable
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["cores", "read_board", "summarise"]
+__all__ = ["cores", "pipe_at_work", "read_board", "summarise"]
 
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
 #: In their order, those last that others have taken the place of.
@@ -349,6 +349,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 process=process,
                 items_in=inputs.get(number),
                 items_out=items,
+                skipped=pipe["skipped"] - (before["skipped"] if before else 0),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,
@@ -361,6 +362,21 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
             )
         )
     return tuple(found)
+
+
+def pipe_at_work(page: Page) -> str | None:
+    """The pipe that a process is in: where times are taken that is known, else if it has an item that it has not given.
+
+    None if it is not known.
+    """
+    pipes, current = page["pipes"], page["current"]
+    if 0 < current <= len(pipes):
+        return str(printable(pipes[current - 1]["label"]))
+    for source in pipes:
+        reader = pipes[source["reader"]] if source["reader"] is not None and source["reader"] < len(pipes) else None
+        if reader is not None and reader["flags"] & Flag.ONE_TO_ONE and source["yielded"] == reader["yielded"] + 1:
+            return str(printable(reader["label"]))
+    return None
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.hooks import PipeHooks, hooks_of, reads_per_item
 from torchdata.datapipes._pipe.plain import from_plain
+from torchdata.datapipes._pipe.skipping import skipper_of
 from torchdata.datapipes._pipe.traversal import is_iter_pipe
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.pinning import PinMemory
@@ -49,6 +50,8 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     """
     graph = Graph(end)
     pipes = graph.pipes
+    if skipper_of(graph) is not None:
+        return None  # as many items of the source are not as many of the end
     above, lowest = _handing_on(graph)
     below_it = graph.at(lowest)
     if len(above) + len(below_it) != len(pipes):

@@ -19,6 +19,7 @@ from torchdata.dataloader2.services.advancing import advance
 from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.hooks import reads_per_item
+from torchdata.datapipes._pipe.skipping import skipper_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import entry_anew, entry_at, forget_state, load_entries, standing_still
 
@@ -65,6 +66,12 @@ def find_division(graph: Graph) -> Dividing | None:
     """
     if not any(map(_divides, graph)):
         return None
+    skipper = skipper_of(graph)
+    if skipper is not None:
+        raise ValueError(
+            f"{_name(skipper)} leaves items out that raise, so that it is not known which items of the source the "
+            "others have had. Go on with as many workers and ranks as before"
+        )
     pipe, behind, batched, batchers = graph.end, [], 1, []
     while not _divides(pipe):
         count = reads_per_item(pipe)

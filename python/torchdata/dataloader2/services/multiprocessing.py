@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._engine.workers.epochs import Children
+from torchdata._engine.workers.hangs import Survived, check_on_timeout
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import (
     cut_dispatched,
@@ -80,9 +81,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
             hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
             copied: slower, never stuck.
-        timeout: seconds to wait for an item before raising TimeoutError; None (or 0) waits as long as the worker lives.
+        timeout: seconds to wait for an item before `on_timeout` is done; None (or 0) waits as long as the worker lives.
         on_worker_exit: what becomes of a worker, or a dispatching process, that dies: "error" raises; "restart" puts
             another process in its place, which goes on from its last snapshot.
+        on_timeout: what is done when an item has not come for `timeout` seconds: "error" raises TimeoutError; "restart"
+            kills the process that hangs, and puts another one in its place, as `on_worker_exit="restart"` does. By
+            itself it does not do that for processes that die otherwise.
 
     A worker that dies raises `torchdata.dataloader2.error.WorkerExitedError` within a second, once what it had sent was
     delivered. An exception in a worker is raised in the main process with its own type and the original traceback.
@@ -92,6 +96,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     each death. Three deaths in a row at one item raise `WorkerExitedError` with the item's number. If there is a
     dispatching process, all processes are replaced together. Under start method "fork" a process is kept since the
     start from which others are forked, whatever threads and CUDA the main process has by then.
+
+    `on_timeout="restart"` does the same for processes that hang, and its warning brings their Python stacks. A process
+    hangs if for `timeout` seconds main has waited for it and no pipe in it has yielded anything. So a filter that
+    passes nothing on is slow, and so is the repetition of items after a restart, but an item for which one pipe takes
+    that long is a hang, even if it uses the processor. For each process that was killed at an item the next one has
+    twice as long there, and each has a minute at least while it starts.
     """
 
     #: Whether the time of each pipe is taken; the loader says so before the workers start.
@@ -110,6 +120,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         memory_budget: int | None = None,
         timeout: float | None = None,
         on_worker_exit: str = "error",
+        on_timeout: str = "error",
     ) -> None:
         if num_workers != "auto":
             check_int(_NAME, "num_workers", num_workers, least=0)
@@ -146,6 +157,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(f"on_worker_exit must be 'error' or 'restart', not {on_worker_exit!r}")
         self.on_worker_exit = on_worker_exit
+        check_on_timeout(_NAME, on_timeout, timeout)
+        self.on_timeout = on_timeout
         self._shifts: Shifts | None = None  # the processes, once initialised
         self._steering: Steering | None = None
         self._begins_with = AUTO_BEGINS_WITH
@@ -235,7 +248,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             in_order=self.in_order,
             timeout=self.timeout,
             full_stats=self._full_stats,
-            restarts=self.on_worker_exit == "restart",
+            survived=Survived(self.on_worker_exit == "restart", self.timeout if self.on_timeout == "restart" else None),
         )
         number, changes, most = self.num_workers, 0, 0
         if self._steering is not None and self._steering.workers:

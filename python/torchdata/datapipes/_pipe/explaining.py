@@ -22,7 +22,9 @@ _INDEX = "_torchdata_index"
 _ORIGIN = "_torchdata_origin"
 
 
-def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None) -> None:
+def explain(
+    error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
+) -> Any:
     """Folds the traceback of an exception that passes `datapipe`, and notes which pipe it came from.
 
     KeyboardInterrupt, and all that is no `Exception`, keeps its frames: where a program hangs, they tell.
@@ -32,17 +34,27 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
         frames: its traceback so far.
         datapipe: the pipe whose iterator it passes.
         yielded: how many items the pipe had yielded; None if its iteration was only to begin.
+        iterator: the pipe's own iterator, if it may be asked for the next item.
+
+    Returns:
+        Whether that is to be done, as the item at which it was raised is skipped; or another exception to raise.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
         redact_error(error)
     if came_from(error) is not None:
-        return  # the note tells the place in that process
+        return False  # the note tells the place in that process
     own = attributes_of(error)
-    if _ORIGIN not in own:
+    is_first = _ORIGIN not in own
+    if is_first:
         own[_ORIGIN] = _origin_of(error, datapipe, yielded)
     _note(error, own[_ORIGIN], datapipe)
+    if not is_first or iterator is None or yielded is None:
+        return False
+    from torchdata.datapipes._pipe.skipping import skip
+
+    return skip(error, datapipe, yielded, iterator)
 
 
 def note_index(error: BaseException, index: Any) -> None:

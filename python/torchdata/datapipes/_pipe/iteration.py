@@ -306,6 +306,9 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     loaded, record.loaded = record.loaded, None
     number, resumed = token.begin()
     record.stamp = _tick()
+    record.goes_on = resumed
+    if not resumed:
+        record.skipped = {}
     if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
         datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))
     finished = loaded is not None and bool(loaded.get("finished"))
@@ -484,6 +487,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
     if entry.get("seed") is not None:
         pipe.set_seed(entry["seed"])
     record.seeded = entry.get("follows", record.seeded)
+    record.skipped = dict(entry.get("skipped", {}))
     record.loaded, record.given = entry, entry.get("given", pending_seed(pipe))
 
 

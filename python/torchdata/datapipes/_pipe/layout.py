@@ -65,6 +65,11 @@ def _check_entry(entry: Any, where: str) -> None:
     for name in ("yielded", "drop"):
         if name in entry or (restores and name == "yielded"):
             _check_count(entry.get(name), f"{where} has {name}")
+    skipped = entry.get("skipped", {})
+    if not isinstance(skipped, dict) or not all(type(kind) is str for kind in skipped):
+        raise ValueError(f"{where} has skipped={skipped!r}, which counts no exceptions")
+    for count in skipped.values():
+        _check_count(count, f"{where} has skipped")
     if type(entry.get("finished", False)) is not bool:
         raise ValueError(f"{where} has finished={entry['finished']!r}, which is neither true nor false")
     if type(entry.get("seconds", 0.0)) not in (int, float):

@@ -60,15 +60,19 @@ class Record:
         "asked",
         "before",
         "beginning",
+        "claim",
+        "claimed",
         "ended",
         "fed",
         "fingerprint",
         "given",
+        "goes_on",
         "grown",
         "later",
         "loaded",
         "seed",
         "seeded",
+        "skipped",
         "stamp",
         "tells_end",
         "watches",
@@ -105,6 +109,14 @@ class Record:
         self.fingerprint: Fingerprint | None = None
         #: Names of pipes that the pipe has made since its first pass.
         self.grown: list[str] = []
+        #: Whether the running pass goes on from a loaded state.
+        self.goes_on = False
+        #: A reference to the pipe that has exceptions of this one skipped; None: nobody.
+        self.claim: Any = None
+        #: References to the pipes whose exceptions this one has skipped.
+        self.claimed: list[Any] = []
+        #: By kind of exception, how many items were skipped in the running pass. Replaced, never changed.
+        self.skipped: dict[str, int] = {}
 
     def __reduce__(self) -> Any:
         return type(None), ()  # pickles are not to name where the class lives

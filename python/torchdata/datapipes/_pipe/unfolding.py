@@ -16,6 +16,21 @@ from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
 
 
+class _Raising:
+    """An iterator that raises, and has ended then."""
+
+    def __init__(self, error: Exception) -> None:
+        self._errors = [error]
+
+    def __iter__(self) -> _Raising:
+        return self
+
+    def __next__(self) -> Any:
+        if self._errors:
+            raise self._errors.pop()  # no frame is to hold the error that it raises
+        raise StopIteration
+
+
 class Unfolding:
     """State and iteration of a pipe that yields the parts of its source's items.
 
@@ -39,10 +54,18 @@ class Unfolding:
         left: Iterator[Any] | None = None
         try:
             if self._resume is not None:
-                left = self._resumed_parts(parts_of)
+                try:
+                    left = self._resumed_parts(parts_of)
+                except Exception as error:
+                    left = _Raising(error)
                 yield left
             for item in items:
-                parts = parts_of(item)
+                try:
+                    parts = parts_of(item)
+                except Exception as error:
+                    # Raised by the chain as one of the parts, it ends neither that nor this generator.
+                    yield _Raising(error)
+                    continue
                 members: Any = parts if type(parts) in sliced else listed(parts)
                 if members is None:
                     # As the item is before the first part is asked for, which may read from a stream in it.
@@ -56,6 +79,10 @@ class Unfolding:
             if self._left is left is not None:  # and not those of a newer iteration
                 self._park()
             raise
+
+    def _drop_broken(self) -> None:
+        """Lets go of an item one of whose parts has raised."""
+        self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
         """Keeps only what the state needs, after an iteration that was left: no file open, no generator half-way."""

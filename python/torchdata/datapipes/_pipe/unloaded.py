@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torchdata.datapipes._pipe.explaining import explain, note_index
+from torchdata.datapipes._pipe.record import existing_record
 from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]
@@ -39,6 +40,9 @@ class Unloadable(Protocol):
 
 def can_wait(datapipe: Any) -> bool:
     """Whether the next iteration of the pipe can hand on indices in the place of items."""
+    record = existing_record(datapipe)
+    if record is not None and record.claim is not None:
+        return False  # what raises is skipped before it is shared out
     return "_iter_unloaded" in vars(type(datapipe)) and datapipe._can_wait()
 
 

@@ -45,6 +45,7 @@ from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
 from torchdata.datapipes.iter.mapping.images import ImageDecoder
 from torchdata.datapipes.iter.mapping.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.mapping.selecting import Filter, Header
+from torchdata.datapipes.iter.mapping.skipping import OnError
 from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper, LengthSetter
 from torchdata.datapipes.iter.ordering.bucketing import (
     BucketBatcher,
@@ -150,6 +151,7 @@ __all__ = [
     "Multiplexer",
     "MultiplexerLongest",
     "OnDiskCacheHolder",
+    "OnError",
     "OnlineReader",
     "Packer",
     "ParagraphAggregator",

@@ -216,7 +216,8 @@ pub struct PipeRecord {
     pub samples: AtomicU64,
     /// Nanoseconds spent in the pipe alone, extrapolated to all calls.
     pub own: AtomicU64,
-    _pad: AtomicU64,
+    /// Items that were skipped because they raised.
+    pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
     /// Timed calls by duration, extrapolated to all.

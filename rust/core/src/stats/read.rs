@@ -66,6 +66,8 @@ pub struct PipeCounts {
     pub samples: u64,
     /// Nanoseconds in the pipe alone.
     pub own: u64,
+    /// Items that were skipped because they raised.
+    pub skipped: u64,
     /// Nanoseconds that half of the calls, and 99 of 100, take at most; None if none was timed.
     pub quantiles: Option<(f64, f64)>,
 }
@@ -225,6 +227,7 @@ impl PipeCounts {
             items: yielded.wrapping_add(base as u64),
             samples,
             own: record.own.load(Relaxed),
+            skipped: record.skipped.load(Relaxed),
             quantiles: (samples > 0).then(|| (quantile(&counts, 0.5), quantile(&counts, 0.99))),
         }
     }

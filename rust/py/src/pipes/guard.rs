@@ -12,7 +12,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyBaseException, PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
@@ -198,20 +198,24 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     // was not cleared, so its token and iterator are owned.
     unsafe {
         let guard = object.cast::<Guard>();
-        if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-            let item = ((*guard).next)((*guard).argument);
-            if !item.is_null() {
-                // A thread that began the pipe anew meanwhile is not given this item.
-                if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-                    (*(*guard).token).count();
-                    if let Some(counter) = (*guard).counter.as_ref() {
-                        counter.store(counter.load(Relaxed) + 1, Relaxed);
+        loop {
+            if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+                let item = ((*guard).next)((*guard).argument);
+                if !item.is_null() {
+                    // A thread that began the pipe anew meanwhile is not given this item.
+                    if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+                        (*(*guard).token).count();
+                        if let Some(counter) = (*guard).counter.as_ref() {
+                            counter.store(counter.load(Relaxed) + 1, Relaxed);
+                        }
                     }
+                    return item;
                 }
-                return item;
+            }
+            if !no_item(guard) {
+                return std::ptr::null_mut();
             }
         }
-        no_item(guard)
     }
 }
 
@@ -345,24 +349,29 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The cold half of `next_item`: the end, an exception, or an invalid guard.
+/// The cold half of `next_item`: the end, an exception, or an invalid guard. Returns whether the exception is skipped, so
+/// that the next item is to be asked for.
 #[cold]
-unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
+unsafe fn no_item(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
         if id == CLEARED || is_panic(py) {
-            return;
+            return false;
         }
-        // SAFETY: not cleared, so the references are owned by the guard, which outlives this call.
-        let (token, pipe) = unsafe { (&*(*guard).token, Bound::from_borrowed_ptr(py, (*guard).pipe)) };
-        if let Err(error) = outcome(token, &pipe, id, sealed) {
+        // SAFETY: not cleared, so the references are owned by the guard, which outlives this call. The iterator is held
+        // for as long as it is looked at.
+        let (token, pipe, iterator) = unsafe {
+            let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
+            (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
+        };
+        outcome(token, &pipe, &iterator, id, sealed).unwrap_or_else(|error| {
             error.restore(py);
-        }
+            false
+        })
     };
     // SAFETY: the interpreter holds the GIL where it calls a slot.
-    caught((), || unsafe { Python::attach_unchecked(ended) });
-    std::ptr::null_mut()
+    caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
 /// Whether a panic somewhere below is on its way through, as an exception: taking that would make it a panic again.
@@ -373,19 +382,27 @@ fn is_panic(py: Python<'_>) -> bool {
     }
 }
 
-/// Ok if the iteration has just ended.
-fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: bool) -> PyResult<()> {
+/// Ok if the iteration has just ended, or with `true`, if it goes on behind an exception.
+fn outcome(
+    token: &IterationToken,
+    pipe: &Bound<'_, PyAny>,
+    iterator: &Bound<'_, PyAny>,
+    id: u64,
+    sealed: bool,
+) -> PyResult<bool> {
     let py = pipe.py();
     let Some(error) = PyErr::take(py) else {
         if !token.is_current(id) {
-            return Err(PyRuntimeError::new_err(format!(
+            let error = PyRuntimeError::new_err(format!(
                 "This iterator has been invalidated because another iterator has been created from the same \
                  IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
                 describe(pipe)
-            )));
+            ));
+            error.value(py).setattr("_torchdata_invalid", true)?; // no fault of an item, which is not skipped
+            return Err(error);
         }
         token.finish();
-        return Ok(());
+        return Ok(false);
     };
     let error = if !error.is_instance_of::<PyStopIteration>(py) {
         error
@@ -399,25 +416,27 @@ fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: boo
         raised
     } else {
         token.finish();
-        return Ok(());
+        return Ok(false);
     };
-    Err(explained(error, pipe, token.yielded()))
+    explained(error, pipe, token.yielded(), iterator)
 }
 
-/// `error` as users are to see it: without our frames, and with a note on its place in the graph.
+/// `error` as users are to see it: without our frames, and with a note on its place in the graph. Ok if it is skipped.
 #[cold]
-fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64) -> PyErr {
+fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
     let value = error.value(py);
     // Before 3.12 an exception that is on its way has its frames beside it.
-    let passed = (value, error.traceback(py), pipe, yielded);
+    let passed = (value, error.traceback(py), pipe, yielded, iterator);
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));
     match told {
-        Ok(_) => PyErr::from_value(value.clone().into_any()),
+        Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
+        Ok(told) if told.is_truthy()? => Ok(true),
+        Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
         // An exception that cannot be explained passes as it is; a Ctrl-C meanwhile must not be lost.
-        Err(other) if other.is_instance_of::<PyException>(py) => error,
-        Err(other) => other,
+        Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
+        Err(other) => Err(other),
     }
 }
 

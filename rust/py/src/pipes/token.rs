@@ -169,6 +169,13 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
+    /// Counts an item that was skipped because it raised, for people to see.
+    fn count_skipped(&self) {
+        if let Some(place) = self.place() {
+            place.pipe.record().skipped.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Number of the valid iterator; 0 if the pipe was never iterated.
     #[getter]
     fn current(&self) -> u64 {

@@ -140,6 +140,15 @@ impl Collector {
         Ok(())
     }
 
+    /// Calls `on_hang(peer, seconds, patience)` again and again while an item is waited for, instead of raising when the
+    /// timeout has passed. `patience` is the timeout, and twice as long for each process that was ended at this item
+    /// before: who takes this long hangs. It is ended by the callback, which returns whether it has ended one, and is to
+    /// be replaced (see `watch_and_replace`).
+    fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
+        self.access.hold()?.clock.tell_hang_to(on_hang);
+        Ok(())
+    }
+
     /// Raises `exception` from every wait once the `control` link orders another epoch or the end, and tells main,
     /// behind the link `output` and the bell `main`, while this process waits.
     fn set_interrupt(

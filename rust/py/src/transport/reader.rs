@@ -95,7 +95,7 @@ impl Reader {
 
     /// Begins an epoch, whose first stream is begun by `begin`.
     pub fn begin_epoch(&mut self, window: u64) {
-        self.clock.stop();
+        self.clock.came();
         self.looked_into = None;
         self.peers.begin_epoch(window);
     }
@@ -126,6 +126,7 @@ impl Reader {
                         self.clock.stop();
                         self.meters.came();
                         if self.peers.current.unit.kind & kind::WHAT == kind::ITEM {
+                            self.clock.came();
                             return self.deliver(py, peer).map(Some);
                         }
                         if !self.handle(py, peer)? {
@@ -410,7 +411,8 @@ impl Reader {
 }
 
 /// Callbacks that were taken from a reader, to be dropped once nobody holds that: a drop may run anything.
-pub type Callbacks = (Option<Py<PyAny>>, Option<Replacing>, Option<Py<PyAny>>, Option<Py<PyAny>>, Option<Interrupt>);
+pub type Callbacks =
+    (Option<Py<PyAny>>, Option<Replacing>, Option<Py<PyAny>>, [Option<Py<PyAny>>; 2], Option<Interrupt>);
 
 /// Ends a wait; nobody sees it.
 fn a_process_has_died() -> PyErr {

@@ -220,6 +220,7 @@ ROWS: list[Row] = [
         {"limit": st.none() | st.integers(0, 9)},
         {"limit": 7},
     ),
+    Row("on_error", lambda s: s().on_error("skip"), list, length="valid length|has no len"),
     Row("set_length", lambda s: LengthSetter(s(), 3), list, length=3),
     Row(
         "batch",

@@ -1,4 +1,4 @@
-"""Deaths of the workers of a random program, which others replace: it must not show in what the program gives.
+"""Deaths and hangs of the workers of a random program, which others replace: they must not show in what it gives.
 
     python -m random_stateful.deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
@@ -21,8 +21,14 @@ from typing import Any
 MOST = 2
 
 
+#: A worker that is stopped hangs, and is killed for it.
+BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
+#: Seconds after which one hangs. A busy machine may take another one for it: that must not show either.
+HANGS_AFTER = 0.8
+
+
 class Deaths:
-    """Kills workers at random moments: before a batch is asked for, and a little later, from a thread.
+    """Kills or stops workers at random moments: before a batch is asked for, and a little later, from a thread.
 
     Args:
         seed: of the moments.
@@ -59,7 +65,7 @@ class Deaths:
         with contextlib.suppress(ProcessLookupError, IndexError, TypeError, ValueError):
             process = pool._group.members.processes[worker]
             if not process.ended and not self._stopped:
-                os.kill(process.pid, self._dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]))
+                os.kill(process.pid, self._dice.choice(BLOWS))
                 self.count += 1
 
     def stop(self) -> None:

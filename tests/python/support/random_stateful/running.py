@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from random_stateful import datasets, orders
-from random_stateful.deaths import Deaths
+from random_stateful.deaths import HANGS_AFTER, Deaths
 from random_stateful.programs import Program, program_of
 
 
@@ -140,7 +140,7 @@ class Run:
         else:
             options["multiprocessing_context"] = self.method
             if self.deaths is not None:
-                options["on_worker_exit"] = "restart"
+                options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
         if self.phase == "torch":
             options.pop("snapshot_every_n_steps", None)
         chosen = orders.SAMPLERS[program.sampler](program.length, program.batch_size or 1)

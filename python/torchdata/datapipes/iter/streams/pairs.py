@@ -96,40 +96,47 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[Any]:
         # The source begins now, so that a state saved before the first item is not that of its last epoch.
-        return self._items_of(iter(self._source()))
-
-    def _items_of(self, pairs: Iterator[Any]) -> Iterator[Any]:
+        # A generator for each pair: one that raises ends without the chain.
+        streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
-            pairs = chain((self._held,), pairs)
-        place = self._place
-        for pair in pairs:
-            path, stream = path_and_stream(pair, self)
-            # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
-            held = self._held = (path, stream)
-            self._reading = True
+            streams = chain((self._items_of(self._held, self._place),), streams)
+        return chain.from_iterable(streams)
+
+    def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
+        """The items of one pair, from a place on."""
+        path, stream = path_and_stream(pair, self)
+        del pair
+        # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
+        held = self._held = (path, stream)
+        self._reading = True
+        try:
+            yield from self._read(path, stream, place)
+        except BaseException as error:
+            # A stream that the collector has closed has no place any more.
+            collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
+            if self._held is held and not collected:
+                self._held, self._place = self._bookmark_of(held)
+                self._reading = False
+            if not isinstance(error, Exception):
+                raise
+            explained = self._explained(error, path)
+            if not hasattr(explained, "__notes__"):
+                explained.add_note(f"{type(self).__name__} was reading {shown(path)}.")
             try:
-                yield from self._read(path, stream, place)
-            except BaseException as error:
-                # A stream that the collector has closed has no place any more.
-                collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
-                if self._held is held and not collected:
-                    self._held, self._place = self._bookmark_of(held)
-                    self._reading = False
-                if not isinstance(error, Exception):
+                if explained is error:
                     raise
-                explained = self._explained(error, path)
-                if not hasattr(explained, "__notes__"):
-                    explained.add_note(f"{type(self).__name__} was reading {shown(path)}.")
-                try:
-                    if explained is error:
-                        raise
-                    raise explained from error
-                finally:
-                    del explained  # the frame would be part of a cycle, and keep open what it holds
+                raise explained from error
             finally:
-                self._release(stream)
-            self._held = self._place = place = None
-            self._reading = False
+                del explained  # the frame would be part of a cycle, and keep open what it holds
+        finally:
+            self._release(stream)
+        self._held = self._place = None
+        self._reading = False
+
+    def _drop_broken(self) -> None:
+        """Lets go of a stream that has raised; its generator has closed it."""
+        self._held = self._place = None
+        self._reading = False
 
     def _bookmark_of(self, pair: tuple[str, Any]) -> tuple[Any, Any]:
         stand_in, place = self._bookmark(*pair)

@@ -1,0 +1,228 @@
+"""Items that are skipped because they raised: by `on_error`, for the pipes that it reads.
+
+Role: a pass of `on_error` claims the pipes below it, up to the next one of its kind. An exception that passes the
+guard of a claimed pipe comes here by way of `explain`, on the guard's cold path. If the pipe's pass can go on behind
+it, it is counted in the pipe's record, and the guard asks for the next item. The counts are part of the pipe's entry
+in a state, so a pass that is gone on with counts on, and one that is made again counts anew. Runs in whichever process
+and thread iterates the pipes.
+
+A pass can go on whose iterator outlives an exception: the built-in `map` and the iterator of `filter` do, which call a
+function for each item, and the chains of pipes that turn one item, or one stream, into several (`_drop_broken`). A
+generator that has raised has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from itertools import chain
+from typing import Any
+
+from torchdata._native import FilterIterator
+from torchdata._redacting import redacted
+from torchdata._reporting import PACKAGE, add_note, attributes_of, name_of, notes_of
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
+from torchdata.datapipes._pipe.traversal import iter_base, sources_of
+
+__all__ = ["TooManySkipped", "claim", "release", "skip", "skipped_of", "skipper_of", "table_of"]
+
+#: A share is judged from so many items of a pipe on, and at the end of the pass.
+FEWEST = 100
+
+
+class TooManySkipped(RuntimeError):
+    """More items have raised than the `limit` of `on_error` permits; the one that was too many is its cause."""
+
+
+# -- who skips -----------------------------------------------------------------------------------------
+
+
+def claim(owner: Any) -> None:
+    """Has exceptions of the pipes below `owner` skipped, in the pass of it that begins now."""
+    owner_record = record_of(owner)
+    release(owner)
+    mine = weakref.ref(owner)
+    claimed, waiting, seen = [], [*sources_of(owner)], {id(owner)}
+    while waiting:
+        pipe = waiting.pop()
+        if id(pipe) in seen or type(pipe) is type(owner) or iter_base() not in type(pipe).__mro__:
+            continue
+        seen.add(id(pipe))
+        record = record_of(pipe)
+        record.claim = mine
+        if not owner_record.goes_on:  # those that are begun later in this pass have skipped nothing in it yet
+            record.skipped = {}
+            if record.loaded is not None:
+                record.loaded = {key: value for key, value in record.loaded.items() if key != "skipped"}
+        claimed.append(weakref.ref(pipe))
+        waiting += sources_of(pipe)
+    owner_record.claimed = claimed
+
+
+def release(owner: Any) -> None:
+    """Lets the pipes go that `owner` has claimed: they are read by others, or not at all."""
+    record = record_of(owner)
+    for pipe in _alive(record.claimed):
+        held = record_of(pipe).claim
+        if held is not None and held() is owner:
+            record_of(pipe).claim = None
+    record.claimed = []
+
+
+def _alive(references: list[Any]) -> list[Any]:
+    return [pipe for pipe in (reference() for reference in references) if pipe is not None]
+
+
+# -- what was skipped ----------------------------------------------------------------------------------
+
+
+def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
+    """By kind of exception and pipe, how many items were skipped for `owner` in its pass."""
+    found: dict[tuple[str, str], int] = {}
+    for pipe in _alive(record_of(owner).claimed):
+        for kind, count in record_of(pipe).skipped.items():
+            key = kind, name_of(pipe)
+            found[key] = found.get(key, 0) + count
+    return found
+
+
+def table_of(skipped: dict[tuple[str, str], int]) -> str:
+    """Counts by kind and place, the largest first, one line each."""
+    rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
+    width = max((len(str(count)) for _, count in rows), default=1)
+    return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
+
+
+def is_over(owner: Any, limit: int | float | None, *, at_the_end: bool = False) -> bool:
+    """Whether more was skipped than permitted.
+
+    Args:
+        owner: the pipe that skips.
+        limit: how many, or which share of the items of each pipe.
+        at_the_end: whether no more items come, so that a share of few items counts, too.
+    """
+    if limit is None:
+        return False
+    if isinstance(limit, int):
+        return sum(skipped_of(owner).values()) > limit
+    for pipe in _alive(record_of(owner).claimed):
+        skipped = sum(record_of(pipe).skipped.values())
+        seen = skipped + token_of(pipe).yielded
+        if skipped > limit * seen and (at_the_end or seen >= FEWEST):
+            return True
+    return False
+
+
+def too_many(owner: Any, limit: int | float | None) -> TooManySkipped:
+    """The error for it."""
+    count = sum(skipped_of(owner).values())
+    share = f"{100 * limit:g} % of a pipe's items" if isinstance(limit, float) else f"{limit} items"
+    return TooManySkipped(
+        f"on_error has skipped {count} items, more than limit={limit!r} permits ({share}, in this process and epoch):\n"
+        f"{table_of(skipped_of(owner))}\nMend the data or the function, or raise the limit"
+    )
+
+
+# -- an exception --------------------------------------------------------------------------------------
+
+
+def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
+    """Skips the item at which a claimed pipe has raised; False where that is not to be, or cannot be.
+
+    Args:
+        error: the exception, which no pipe below has let pass.
+        datapipe: the pipe.
+        yielded: how many items it has yielded.
+        iterator: its iterator.
+
+    Returns:
+        Whether the next item is to be asked for; or the error to raise instead, as it is one too many.
+    """
+    record = existing_record(datapipe)
+    reference = None if record is None else record.claim
+    owner = None if reference is None else reference()
+    if record is None or owner is None or not isinstance(error, Exception) or not _is_of_an_item(error):
+        return False
+    if not _goes_on(datapipe, iterator):
+        add_note(
+            error,
+            f"on_error does not skip it: the iterator of {name_of(datapipe)} has ended by raising, as generators do, "
+            "and what it would have yielded behind this item cannot be had. Catch the exception there, or raise it in "
+            "a function that map, filter or flatmap calls",
+        )
+        return False
+    kind = type(error).__name__
+    record.skipped = {**record.skipped, kind: record.skipped.get(kind, 0) + 1}
+    token_of(datapipe).count_skipped()
+    if owner.log is not None:
+        _write(owner.log, error, datapipe, yielded + sum(record.skipped.values()) - 1)
+    if not is_over(owner, owner.limit):
+        return True
+    told = too_many(owner, owner.limit)
+    told.__cause__ = error
+    attributes_of(told).update(attributes_of(error))  # the place in the graph: no pipe above takes it for its own
+    return told
+
+
+def _is_of_an_item(error: Exception) -> bool:
+    """Whether an exception may be the fault of an item."""
+    return not (
+        isinstance(error, MemoryError)
+        or getattr(error, "never_skipped", False)
+        or "_torchdata_invalid" in attributes_of(error)
+    )
+
+
+def _goes_on(datapipe: Any, iterator: Any) -> bool:
+    """Whether the iterator of a pipe gives further items although it has raised; it lets go of what it was at."""
+    base = iter_base()
+    if not all(base in type(source).__mro__ for source in sources_of(datapipe)):
+        return False  # a source whose own exceptions nobody has seen may have ended
+    if type(iterator) in (map, FilterIterator):
+        return True
+    drop = getattr(type(datapipe), "_drop_broken", None)
+    if drop is None or type(iterator) is not chain:
+        return False
+    drop(datapipe)
+    return True
+
+
+def _write(path: str, error: Exception, datapipe: Any, number: int) -> None:
+    """Appends a line of JSON about a skipped item to a file, in one piece: several processes may do so."""
+    line = {
+        "pipe": name_of(datapipe),
+        "item": number,
+        "key": _key_of(error),
+        "error": type(error).__name__,
+        "message": str(error),
+        "notes": notes_of(error),
+    }
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, f"{json.dumps(line, ensure_ascii=False, default=repr)}\n".encode(errors="replace"))
+    finally:
+        os.close(descriptor)
+
+
+def _key_of(error: Exception) -> str | None:
+    """The key or path of the item, as far as the function's first argument has one; None if it has none."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    code, known = frames.tb_frame.f_code, frames.tb_frame.f_locals
+    names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
+    item = known.get(names[0]) if names else None
+    if isinstance(item, dict):
+        item = item.get("__key__")
+    elif isinstance(item, (tuple, list)) and item:
+        item = item[0]
+    return redacted(str(item)) if isinstance(item, (str, int)) else None
+
+
+def skipper_of(graph: Graph) -> Any:
+    """A pipe of a graph that skips; None if none does."""
+    return next((pipe for pipe in graph if getattr(type(pipe), "_skips", False)), None)

@@ -1,0 +1,103 @@
+"""The pipe that has items skipped which raise: OnError.
+
+Runs in whichever process iterates the pipeline. It passes on what its source yields; `_pipe/skipping.py` skips.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+from torchdata._reporting import level_outside
+from torchdata.datapipes._pipe import skipping
+from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["OnError"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("on_error")
+class OnError(IterDataPipe[T_co]):
+    """Skips items at which the pipes before it raise an exception: up to the source, or to the next `on_error`.
+
+    An item that raises is left out, and counted by the kind of exception and the pipe, which goes on with the next one.
+    That holds for pipes that call a function for each item (`map`, `filter`, `flatmap`, decoders, `open_files`, …) and
+    for readers of streams and archives, which leave out the rest of a stream that is broken. A generator that has
+    raised has ended: exceptions of pipes that are written as one, of your own too, are not skipped, and their note says
+    so.
+
+    `KeyboardInterrupt`, `SystemExit`, `MemoryError` and deaths of processes are never skipped.
+
+    What was skipped is part of a saved state: a run that goes on from it skips the same, and counts on. At the end of
+    an epoch a `RuntimeWarning` tells the counts, in each process its own; `DataLoader2.stats()` tells them at any time.
+
+    Args:
+        datapipe: the pipe to read.
+        how: "skip".
+        limit: how many items may be skipped in an epoch, in each process; a float is a share of the items of each pipe,
+            judged from its 100th item on and at the end. More are an error with a table. None: any number.
+        log: a file to which each process appends a line of JSON for each skipped item: `pipe`, the number of the `item`
+            there, the `key` or path (if the function's first argument is one or begins with one, or has a `__key__`),
+            `error`, `message` and `notes`. None: no file.
+
+    Raises:
+        ValueError: `how` is another word, or `limit` negative or a share over 1.
+        TypeError: `limit` is no number.
+        TooManySkipped: while iterating, more than `limit` items have raised; a `RuntimeError`.
+
+    Example:
+        >>> import warnings
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> warnings.simplefilter("ignore")
+        >>> list(IterableWrapper(["1", "2", "three", "4"]).map(int).on_error("skip"))
+        [1, 2, 4]
+    """
+
+    iteration_state = ()
+    #: See `skipper_of`.
+    _skips = True
+
+    def __init__(
+        self,
+        datapipe: Iterable[T_co],
+        how: Literal["skip"] = "skip",
+        limit: int | float | None = None,
+        log: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.datapipe = check_source("OnError", datapipe)
+        if how != "skip":
+            raise ValueError(f"OnError: how must be 'skip', but got {how!r}")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
+            raise TypeError(f"OnError: limit must be a number, a share or None, but got {limit!r}")
+        if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
+            raise ValueError(f"OnError: limit must be a number of items, or a float from 0 to 1, but got {limit!r}")
+        self.how = how
+        self.limit = limit
+        self.log = None if log is None else os.fspath(log)
+
+    def __iter__(self) -> Iterator[T_co]:
+        skipping.claim(self)
+        return chain(iter(self.datapipe), self._end())
+
+    def _end(self) -> Iterator[Any]:
+        """Yields nothing: tells what was skipped."""
+        skipped = skipping.skipped_of(self)
+        is_over = skipping.is_over(self, self.limit, at_the_end=True)
+        told = skipping.too_many(self, self.limit) if is_over else None
+        if told is not None:
+            raise told
+        skipping.release(self)
+        if skipped:
+            warnings.warn(
+                f"on_error has skipped {sum(skipped.values())} items of this epoch:\n{skipping.table_of(skipped)}",
+                RuntimeWarning,
+                stacklevel=level_outside(),
+            )
+        return
+        yield

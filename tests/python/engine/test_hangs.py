@@ -1,0 +1,205 @@
+"""`on_timeout="restart"`: a process that hangs is reported with its stack, killed and replaced, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+
+from process_checks import MULTIPROCESSING, nothing_is_left  # noqa: F401 - a fixture
+from torchdata._engine.workers.restart import Restarts
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
+
+#: Seconds after which a process hangs: a busy machine may replace one more, which shows in nothing that is asserted.
+SOON = 0.3
+
+
+def stop(_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def sleep(_):
+    time.sleep(1e8)
+
+
+def lock(_):
+    """Waits for a lock that another thread has."""
+    held, is_held = threading.Lock(), threading.Event()
+
+    def holds():
+        with held:
+            is_held.set()
+            time.sleep(1e8)
+
+    threading.Thread(target=holds, daemon=True).start()
+    is_held.wait()
+    held.acquire()
+
+
+def loop(_):
+    """Runs in C without end, and keeps the interpreter's lock."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def fifo(path):
+    """Reads what nobody writes."""
+    os.mkfifo(f"{path}.fifo")
+    with open(f"{path}.fifo") as file:
+        file.read()
+
+
+WAYS = [stop, sleep, lock, loop, fifo]
+
+
+class Hanging:
+    """Hangs at an item: once, or always if there is no file to say that this was done."""
+
+    def __init__(self, way, at, path=None):
+        self.way, self.at, self.path = way, at, path
+
+    def __call__(self, item):
+        if item == self.at:
+            if self.path is not None:
+                try:
+                    open(self.path, "x").close()
+                except FileExistsError:
+                    return item
+            self.way(self.path)
+        return item
+
+
+def hanging(function, dispatched="", items=40, **options):
+    """A loader of two workers whose pipeline calls a function before, or behind, what shares its items out."""
+    pipe = IterableWrapper(range(items))
+    pipe = pipe.map(function) if dispatched == "before" else pipe
+    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
+    pipe = pipe if dispatched == "before" else pipe.map(function)
+    options = {"timeout": SOON, "on_timeout": "restart", "multiprocessing_context": "fork", **options}
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))
+
+
+#: All ways with fork; processes that import all anew take long, and one way does.
+CASES = [(way, "fork", "") for way in WAYS]
+CASES += [(way, "fork", dispatched) for way in (stop, loop) for dispatched in ("before", "behind")]
+CASES += [(loop, "forkserver", ""), (sleep, "spawn", "before")]
+
+
+@pytest.mark.parametrize(("way", "method", "dispatched"), CASES)
+def test_a_process_that_hangs_is_reported_and_nothing_is_lost(tmp_path, way, method, dispatched):
+    loader = hanging(Hanging(way, 13, str(tmp_path / "hung")), dispatched, multiprocessing_context=method)
+    with loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert list(loader) == list(range(40))
+        assert list(loader) == list(range(40))
+    words = "\n".join(str(one.message) for one in told)
+    assert "made nothing for" in words
+    assert "Mapper(Hanging)" in words
+    assert "in __call__" in words, "the stack"
+    assert ("the dispatching process" if dispatched == "before" else "worker process 1") in words
+
+
+@pytest.mark.parametrize("dispatched", ["", "before"])
+def test_a_state_is_exact_while_processes_hang(tmp_path, dispatched):
+    loader = hanging(Hanging(sleep, 13, str(tmp_path / "hung")), dispatched, items=24)
+    with loader:
+        states, iterator = [loader.state_dict()], iter(loader)
+        for _ in range(24):
+            next(iterator)
+            states.append(loader.state_dict())
+    for number in (3, 13, 14, 20):
+        path = tmp_path / f"hung{number}"
+        with hanging(Hanging(sleep, 13, str(path)), dispatched, items=24) as other:
+            other.load_state_dict(states[number])
+            assert list(other) == list(range(number, 24)), number
+            assert number > 13 or path.exists()
+
+
+@pytest.mark.parametrize("dispatched", ["", "before"])
+def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(dispatched):
+    with hanging(Hanging(sleep, 13), dispatched) as loader:
+        got = []
+        with pytest.raises(WorkerExitedError, match=r"as 2 before it in its place.*leave the item out") as caught:
+            for item in loader:
+                got.append(item)
+    assert got == list(range(len(got)))
+    assert caught.value.item == (13 if dispatched else 6)
+    assert caught.value.worker == (None if dispatched else 1)
+    assert "Mapper(Hanging)" in str(caught.value)
+    assert "in sleep" in str(caught.value), "the stack"
+
+
+def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(monkeypatch):
+    waited, judge = [], Restarts._how_it_died
+
+    def noted(self, process):
+        waited.append(self.hangs.of(process).how)
+        return judge(self, process)
+
+    monkeypatch.setattr(Restarts, "_how_it_died", noted)
+    with hanging(Hanging(sleep, 13)) as loader, pytest.raises(WorkerExitedError):
+        list(loader)
+    milliseconds = [
+        float(number) * (1000 if unit == "s" else 1)
+        for number, unit in (re.search(r"for ([\d.]+) (m?s)", how).groups() for how in waited)
+    ]
+    assert len(milliseconds) == 3
+    assert all(least <= spent for least, spent in zip((300, 600, 1200), milliseconds, strict=True))
+
+
+def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
+    def slow(item):
+        time.sleep(SOON / 20)
+        return item
+
+    pipe = IterableWrapper(range(60)).sharding_filter().map(slow).filter(lambda item: item > 56)
+    service = MultiProcessingReadingService(1, timeout=SOON, on_timeout="restart", multiprocessing_context="fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        assert list(loader) == [57, 58, 59]
+
+
+def test_out_of_order_every_item_comes_once(tmp_path):
+    with hanging(Hanging(sleep, 13, str(tmp_path / "hung")), in_order=False) as loader:
+        assert sorted(loader) == list(range(40))
+        assert loader.stats().restarts > 0
+
+
+def dies_or_hangs(item):
+    if item == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def test_a_death_of_another_kind_stays_an_error():
+    with hanging(dies_or_hangs) as loader, pytest.raises(WorkerExitedError, match="was killed by SIGKILL"):
+        list(loader)
+
+
+def test_a_process_that_is_stopped_while_all_pause_is_replaced():
+    with hanging(abs, on_worker_exit="restart") as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(4)]
+        loader.reading_service._pause()
+        os.kill(loader.reading_service._children.pids[1], signal.SIGSTOP)
+        loader.reading_service._resume()
+        assert got + list(iterator) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_timeout": "again"}, "on_timeout must be 'error' or 'restart', but got 'again'"),
+        ({"on_timeout": "restart"}, "on_timeout='restart' needs a timeout"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        MultiProcessingReadingService(2, **options)

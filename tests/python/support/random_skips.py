@@ -1,0 +1,248 @@
+"""Random pipelines of functions that raise at random items, behind `on_error`: held against plain Python.
+
+    python -m random_skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
+
+A seed stands for a pipeline, whole or in workers, of which some die and are replaced. It is read as a whole, and up to
+a random item and from the state there on; the items, their order and the counts must be those of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from driving import drive, parser_of
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes._pipe.skipping import table_of
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.state import load_state, save_state
+
+#: What functions raise.
+KINDS = (ValueError, KeyError, OSError)
+
+
+class Broken:
+    """Says of each item whether a step raises at it, and what."""
+
+    def __init__(self, salt: int, each: int) -> None:
+        self.salt, self.each = salt, each
+
+    def check(self, item: int) -> None:
+        """Raises at some items."""
+        chance = (item * 2654435761 + self.salt * 40503) % 1000003
+        if chance % self.each == 0:
+            raise KINDS[chance // self.each % len(KINDS)](f"item {item}")
+
+
+class Mapping(Broken):
+    """A function of items."""
+
+    def __call__(self, item: int) -> int:
+        self.check(item)
+        return 3 * item + self.salt
+
+
+class Choosing(Broken):
+    """A predicate."""
+
+    def __call__(self, item: int) -> bool:
+        self.check(item)
+        return item % 5 != 2
+
+
+class Unfolding(Broken):
+    """A function that makes several items of one, all at once."""
+
+    def __call__(self, item: int) -> list[int]:
+        self.check(item)
+        return [item + k for k in range(item % 4)]
+
+
+class Making(Broken):
+    """One that makes them as they are asked for, and may raise in their midst."""
+
+    def __call__(self, item: int) -> Iterator[int]:
+        for k in range(1 + item % 3):
+            self.check(item + k)
+            yield item + k
+
+
+STEPS = {"map": Mapping, "filter": Choosing, "flatmap": Unfolding, "generate": Making}
+FORMS = {"map": "map", "filter": "filter", "flatmap": "flatmap", "generate": "flatmap"}
+NAMES = {"map": "Mapper", "filter": "Filter", "flatmap": "FlatMapper"}
+
+
+class Plan:
+    """The pipeline of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        dice = random.Random(f"skips {seed}")
+        self.seed, self.dice = seed, dice
+        self.items = dice.choice([0, 1, 7, 60, 60, 200])
+        self.steps = [
+            (kind, STEPS[kind](salt, dice.choice([2, 3, 5, 11, 10**9])))
+            for salt in range(dice.randint(1, 4))
+            for kind in [dice.choice([*STEPS])]
+        ]
+        self.workers = dice.choice([0, 0, 1, 2, 3])
+        #: Before which step the items are shared out.
+        self.shard = dice.randint(0, len(self.steps))
+        self.shuffles = dice.random() < 0.3
+        self.batch = dice.choice([0, 0, 3])
+        self.inner = dice.choice([None, None, dice.randint(0, len(self.steps))])
+        self.deaths = dice.random() < 0.5
+
+    def __repr__(self) -> str:
+        return f"Plan({self.seed}): {[(kind, b.salt, b.each) for kind, b in self.steps]} {vars(self)}"
+
+    def pipe(self) -> IterDataPipe[Any]:
+        """The pipeline, each time anew."""
+        pipe: Any = IterableWrapper(range(self.items))
+        for number, (kind, function) in enumerate(self.steps):
+            if number == self.shard and self.workers:
+                pipe = pipe.sharding_filter()
+            if number == self.inner:
+                pipe = pipe.on_error("skip")
+            pipe = getattr(pipe, FORMS[kind])(function)
+        if self.shard == len(self.steps) and self.workers:
+            pipe = pipe.sharding_filter()
+        if self.shuffles and not self.workers:
+            pipe = pipe.shuffle(buffer_size=7).set_seed(self.seed)
+        if self.batch:
+            pipe = pipe.batch(self.batch)
+        return pipe.on_error("skip")  # type: ignore[no-any-return]
+
+    def model(self, worker: int = 0) -> tuple[list[Any], Counter[tuple[str, str]]]:
+        """What one worker yields, and what it skips."""
+        skipped: Counter[tuple[str, str]] = Counter()
+        items = list(range(self.items))
+        for number, (kind, function) in enumerate(self.steps):
+            if number == self.shard and self.workers:
+                items = items[worker :: self.workers]
+            made: list[int] = []
+            for item in items:
+                try:
+                    if kind == "map":
+                        made.append(function(item))
+                    elif kind == "filter":
+                        made += [item] if function(item) else []
+                    else:
+                        for part in function(item):
+                            made.append(part)
+                except KINDS as error:
+                    skipped[type(error).__name__, f"{NAMES[FORMS[kind]]}({type(function).__name__})"] += 1
+            items = made
+        if self.shard == len(self.steps) and self.workers:
+            items = items[worker :: self.workers]
+        if self.batch:
+            return [items[at : at + self.batch] for at in range(0, len(items), self.batch)], skipped
+        return items, skipped
+
+    def expected(self) -> list[Any]:
+        """What the loader yields: the workers in turn, those that have ended left out."""
+        shares = [self.model(worker)[0] for worker in range(self.workers or 1)]
+        return [share[at] for at in range(max(map(len, shares))) for share in shares if at < len(share)]
+
+
+def members(items: list[Any]) -> list[int]:
+    """The items, or those of batches."""
+    return [member for item in items for member in (item if isinstance(item, list) else [item])]
+
+
+def check_alone(plan: Plan) -> None:
+    """Without a loader: items, counts, and both from a state on."""
+    expected, skipped = plan.model()
+    if plan.shuffles:  # of a whole run the order
+        whole = list(plan.pipe())
+        assert sorted(members(whole)) == sorted(members(expected))
+        expected = whole
+    cut = plan.dice.randint(0, len(expected))
+    pipe = plan.pipe()
+    iterator = iter(pipe)
+    with warnings.catch_warnings(record=True) as told_before:
+        warnings.simplefilter("always")
+        before = [next(iterator) for _ in range(cut)]
+    state = save_state(pipe)
+    for one in (None, state):
+        other = plan.pipe()
+        if one is not None:
+            load_state(other, one)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            got = list(other)
+        assert (got if one is None else before + got) == expected
+        words = "\n".join(str(warning.message) for warning in told)
+        if plan.inner is None:
+            assert (table_of(skipped) in words) if skipped else not told, words
+        else:  # each of the two tells its part, the inner one perhaps before the state was saved
+            told = told if one is None else [*told_before, *told]
+            counts = sum(int(str(warning.message).split()[3]) for warning in told)
+            assert counts == sum(skipped.values())
+
+
+def check_in_workers(plan: Plan) -> None:
+    """With workers, of which some may die; from a state on; and with another number of workers."""
+    expected = plan.expected()
+    how = "restart" if plan.deaths else "error"
+
+    def loader(workers: int) -> DataLoader2[Any]:
+        service = MultiProcessingReadingService(workers, "fork", on_worker_exit=how)
+        return DataLoader2(plan.pipe(), reading_service=service)
+
+    cut = plan.dice.randint(0, len(expected))
+    state: Any = None
+    with loader(plan.workers) as whole:
+        for _ in range(2):
+            got, blow = [], plan.dice.randint(0, len(expected)) if plan.deaths else None
+            iterator = iter(whole)
+            for item in iterator:
+                got.append(item)
+                if len(got) == cut and state is None:
+                    state = whole.state_dict()
+                if len(got) == blow:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(plan.dice.choice(whole.reading_service._children.pids), signal.SIGKILL)  # type: ignore
+            assert got == expected
+        if not plan.deaths:
+            stats = sum(pipe.skipped for pipe in whole.stats().pipes)
+            assert stats == 2 * sum(sum(plan.model(worker)[1].values()) for worker in range(plan.workers))
+    if state is None:
+        return
+    with loader(plan.workers) as other:
+        other.load_state_dict(state)
+        assert list(other) == expected[cut:]
+    with loader(plan.workers + 1) as other:
+        try:
+            other.load_state_dict(state)
+            rest = list(other)
+        except ValueError as error:
+            if "OnError" not in str(error):
+                raise
+        else:
+            assert cut == len(expected), (rest, "another number of workers is refused")
+
+
+def check(plan: Plan) -> int:
+    """Runs the pipeline of a seed; returns how many items there were."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if plan.workers:
+            check_in_workers(plan)
+        else:
+            check_alone(plan)
+    return len(plan.expected())
+
+
+def main() -> int:
+    return drive(parser_of(__doc__).parse_args(), Plan, check, "items")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
