@@ -52,6 +52,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "times": _touch_array,
     "shared_text": _touch_array,
     "objects": _touch_array,
+    **dict.fromkeys(("hashes", "large_ints", "floats", "float_lists", "times_and_uuids"), _touch_array),
     "lists": _walk_lists,
 }
 """By kind of item: takes a share of the items and touches one element of each."""
