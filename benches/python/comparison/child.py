@@ -33,7 +33,12 @@ class Run:
             importlib.import_module(name)
         self.make = items.MAKERS.get(order["item"])
         self.is_indexed = order["contender"] in INDEXED
-        builders = {"torch": self._torch, "spdl": self._spdl, **dict.fromkeys(INDEXED, self._indexed)}
+        builders = {
+            "torch": self._torch,
+            "spdl": self._spdl,
+            "nodes": self._nodes,
+            **dict.fromkeys(INDEXED, self._indexed),
+        }
         self.build = builders.get(order["contender"], self._pipes)()
 
     def _torch(self) -> Callable[[range], Any]:
@@ -41,6 +46,16 @@ class Run:
 
         start_method, workers = self.order["start_method"], self.order["workers"]
         return lambda source: torch_loader.loader(source, self.make, start_method, workers, self.options)
+
+    def _nodes(self) -> Callable[[range], Any]:
+        from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+        order, make = self.order, self.make
+        assert make is not None
+        options = {"multiprocessing_context": order["start_method"], **self.options}
+        return lambda source: Loader(
+            ParallelMapper(IterableWrapper(source), make, order["workers"], method="process", **options)
+        )
 
     def _spdl(self) -> Callable[[range], Any]:
         from comparison import spdl_pool

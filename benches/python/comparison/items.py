@@ -115,6 +115,50 @@ def objects(n: int) -> list[Label]:
     return [Label("cat", 0.5, n + k) for k in range(OBJECTS)]
 
 
+def hashes(n: int) -> list[int]:
+    """A thousand ints of 64 bits without a sign, as hash functions give them."""
+    return [(1 << 63) + n + k for k in range(OBJECTS)]
+
+
+def large_ints(n: int) -> list[int]:
+    """A thousand ints of 100 bits."""
+    return [10**30 + n + k for k in range(OBJECTS)]
+
+
+@cache
+def _floats() -> list[float]:
+    return [k / 7 for k in range(100_000)]
+
+
+def floats(n: int) -> list[float]:
+    """A hundred thousand floats."""
+    return _floats()
+
+
+@cache
+def _float_lists() -> list[list[float]]:
+    return [[k / 7, k / 3, float(k), 0.5] for k in range(OBJECTS)]
+
+
+def float_lists(n: int) -> list[list[float]]:
+    """A thousand lists of four floats."""
+    return _float_lists()
+
+
+@cache
+def _times_and_uuids() -> list[Any]:
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    begin = datetime(2020, 1, 1)
+    return [(begin + timedelta(seconds=k), UUID(int=k << 64)) for k in range(OBJECTS)]
+
+
+def times_and_uuids(n: int) -> list[Any]:
+    """A thousand pairs of a datetime and a UUID."""
+    return _times_and_uuids()
+
+
 def mixed(n: int) -> dict[str, Any]:
     """A dictionary of an int, a str, a float and a fresh array of 12 KiB."""
     image = _template(IMAGE_BYTES).copy()
@@ -303,4 +347,9 @@ MAKERS = {
     "times": times,
     "shared_text": shared_text,
     "objects": objects,
+    "hashes": hashes,
+    "large_ints": large_ints,
+    "floats": floats,
+    "float_lists": float_lists,
+    "times_and_uuids": times_and_uuids,
 }

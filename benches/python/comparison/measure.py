@@ -58,6 +58,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "times": _touch_array,
     "shared_text": _touch_array,
     "objects": _touch_array,
+    **dict.fromkeys(("hashes", "large_ints", "floats", "float_lists", "times_and_uuids"), _touch_array),
     "lists": _walk_lists,
     **dict.fromkeys((crops for crops in items.MAKERS if "crops" in crops), _touch_mixed),
 }

@@ -141,6 +141,12 @@ def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
     return Workload(item.replace("_", "-"), title, item, (ours, torch, rival), goals)
 
 
+def of_numbers(item: str, title: str) -> Workload:
+    """Plain objects of Python's, beside torch, which pickles them."""
+    goals = (Goal("no slower than torch", torch.name, at_least=1.0),)
+    return Workload(item.replace("_", "-"), title, item, (ours, torch), goals)
+
+
 def chain(name: str, title: str, case: str) -> Workload:
     """One of the cases of `inprocess`, whose child runs the plain generators too."""
     options = {"case": case}
@@ -357,6 +363,21 @@ WORKLOADS = (
         "objects",
         (ours, upstream, torch, Contender("torch loaded, moved by us", "ours", {"imports": ["torch"]})),
         (Goal("no slower than torch", torch.name, at_least=1.0),),
+    ),
+    of_numbers("hashes", "1,000 ints of 64 bits in an item"),
+    of_numbers("large_ints", "1,000 ints of 100 bits in an item"),
+    of_numbers("floats", "100,000 floats in an item"),
+    of_numbers("float_lists", "1,000 lists of four floats in an item"),
+    of_numbers("times_and_uuids", "1,000 pairs of datetime and UUID in an item"),
+    Workload(
+        "nodes",
+        "nodes: ParallelMapper over processes, ints one by one",
+        "tiny",
+        (
+            Contender(OURS, "nodes"),
+            Contender("prebatch of 64", "nodes", {"prebatch": 64}),
+        ),
+        (Goal("0.4 of the rate with batches made by hand", "prebatch of 64", at_least=0.4),),
     ),
     Workload(
         "tensors",

@@ -72,8 +72,7 @@ class Workers:
             if self._restarts is not None:
                 self._restarts.keep_forker()
             self.functions: Sequence[Several] = [
-                _Worker(group, number, link, patience, self._restarts, timeout).results
-                for number, link in enumerate(outputs)
+                _Worker(group, number, link, patience, self._restarts, timeout) for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
@@ -117,6 +116,8 @@ class _Worker:
         #: Held while the process has an item. A thread of the last run may still wait for an answer.
         self._calling = threading.Lock()
         self._number = 0
+        #: Seconds that the process was at the last items, without what it waited for them and main for their results.
+        self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
         """Calls the function with each item, in the process.
@@ -140,7 +141,8 @@ class _Worker:
                                 self._replace()
                                 break
                             results: list[Any] = []
-                            for _, well, result in answers:
+                            for _, well, result, spent in answers:
+                                self.spent = spent
                                 if well:
                                     results.append(result)
                                     continue
@@ -178,7 +180,7 @@ class _Worker:
         if self._restarts is None and len(items) == 1:
             items[0] = None
 
-    def _receive(self) -> list[tuple[int, bool | None, Any]] | None:
+    def _receive(self) -> list[tuple[int, bool | None, Any, float]] | None:
         """Waits for answers to what was sent last; None if the process has died, and another one may take its place."""
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
@@ -257,17 +259,18 @@ class _Caller:
         number, items = command
         del command
         items.reverse()
-        until = monotonic() + _LONG
+        begun = monotonic()
         while items:
             answer = (False, self.failure) if self.failure is not None else self._answer(items.pop())
+            spent, more = monotonic() - begun, bool(items)
             try:
-                self._sender.send_message((number, *answer), more_comes=bool(items))
+                self._sender.send_message((number, *answer, spent), more_comes=more)
             except Exception as error:  # the result does not pickle
-                self._sender.send_message((number, False, describe(error, self._where)), more_comes=bool(items))
+                self._sender.send_message((number, False, describe(error, self._where), spent), more_comes=more)
             del answer
             number += 1
-            if items and monotonic() > until:
-                self._sender.send_message((number, None, None))
+            if more and spent > _LONG:
+                self._sender.send_message((number, None, None, spent))
                 break
         return True
 

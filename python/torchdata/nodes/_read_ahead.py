@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.nodes._fields import Fields
@@ -31,8 +30,17 @@ __all__ = ["Function", "ReadSource", "Several"]
 
 #: The function that is called with each item; None hands items on as they are.
 Function = Callable[[Any], Any] | None
-#: Calls a function with each of some items elsewhere: see `_processes._Worker.results`.
-Several = Callable[[list[Any]], Iterator[list[Any] | Failed | None]]
+
+
+class Several(Protocol):
+    """Calls a function with each of some items elsewhere."""
+
+    #: Seconds that the last items have taken there.
+    spent: float
+
+    def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
+        """See `_processes._Worker.results`."""
+
 
 #: Most items that go elsewhere in one message, and seconds that they may take there.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
@@ -124,22 +132,23 @@ class _Work(ReadAhead):
         while (some := queue.claim_some(most, sharers)) is not None:
             claimed, items = some
             del some
-            count, begun = len(items), time.perf_counter()
-            for results in several(items):
+            count, done = len(items), 0
+            for results in several.results(items):
                 if isinstance(results, list):
-                    done = len(results)
-                    queue.put_some(claimed[:done] if done < len(claimed) else claimed, results)
-                    del claimed[:done]
+                    done += len(results)
+                    queue.put_some(claimed[: len(results)], results)
+                    del claimed[: len(results)]
                 elif results is None:
                     queue.hand_back(claimed, items[count - len(claimed) :])
                 else:
+                    done += 1
                     slot, index, snapshot, _ = claimed.pop(0)
                     queue.fail(slot, results.error, index, snapshot)
                     del snapshot
                 del results
             del items, claimed
-            each = (time.perf_counter() - begun) / count
-            most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / each)))
+            # What the machine's other work takes is no reason to send fewer.
+            most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER * done / max(several.spent, 1e-9))))
 
     def _take(self, slot: int, prepare: Callable[[], object] | None) -> tuple[Any, int, Any] | None:
         """The next item, its number, and a snapshot after it or None; None if there is no result to put down."""

@@ -312,7 +312,12 @@ impl ReadAheadQueue {
 
     /// Waits for items that were handed over, and takes some: only if all are small more than one, and `most` at most. None if
     /// no more will come. What is taken is told by its slot, its number, its mark and whether it is small.
-    fn claim_some(&self, py: Python<'_>, most: usize, sharers: usize) -> PyResult<Option<(Vec<Claimed>, Vec<Py<PyAny>>)>> {
+    fn claim_some(
+        &self,
+        py: Python<'_>,
+        most: usize,
+        sharers: usize,
+    ) -> PyResult<Option<(Vec<Claimed>, Vec<Py<PyAny>>)>> {
         let queue = self.get()?;
         loop {
             match queue.claim_some(most, sharers, |entry| entry.is_small) {
@@ -342,9 +347,10 @@ impl ReadAheadQueue {
     /// Gives items back that were claimed, for any thread to claim.
     fn hand_back(&self, claimed: Vec<Claimed>, items: Vec<Py<PyAny>>) -> PyResult<()> {
         let queue = self.get()?;
-        let entries = claimed.into_iter().zip(items).map(|((slot, index, mark, is_small), item)| {
-            (slot, Entry { index, mark, is_small, ..Entry::new(item) })
-        });
+        let entries = claimed
+            .into_iter()
+            .zip(items)
+            .map(|((slot, index, mark, is_small), item)| (slot, Entry { index, mark, is_small, ..Entry::new(item) }));
         drop(queue.hand_back(entries.collect()));
         Ok(())
     }

@@ -328,7 +328,12 @@ impl Collector {
 
     /// All messages that have come from `peer`; waits for the first one as `receive` does.
     #[pyo3(signature = (peer, seconds = None))]
-    fn receive_some<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fn receive_some<'py>(
+        &self,
+        py: Python<'py>,
+        peer: usize,
+        seconds: Option<f64>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.access.check_owner()?;
         self.access.hold()?.receive_some(py, peer, seconds.map(duration))
     }
