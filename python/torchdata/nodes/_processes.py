@@ -21,6 +21,7 @@ from torchdata._engine.workers.links import default_budget
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
+from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata.nodes._functions import not_the_end
 
@@ -28,8 +29,6 @@ __all__ = ["Workers"]
 
 #: Seconds after which a wait for an answer looks whether the process lives.
 _SLICE = 0.2
-#: Seconds without an item after which main warns of who waits for whom; `DataLoader2` has the same.
-_STALL = 60.0
 
 
 class Workers:
@@ -52,7 +51,7 @@ class Workers:
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
         self._restarts = Restarts(group.members, starting, group.ending) if restarts else None
-        self._patience = patience = Patience(group.stats, _STALL)
+        self._patience = patience = Patience(group.stats, stalls.STALL)
         try:
             outputs = group.start(replaces=restarts)
             if self._restarts is not None:
