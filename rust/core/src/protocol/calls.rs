@@ -236,8 +236,10 @@ mod tests {
         assert_eq!(calls.ahead(0, true, true), [first], "only the last epoch is run again");
         assert_eq!(calls.ahead(0, true, false), [first, second]);
         assert_eq!(calls.ahead(0, false, false), [first, second]);
+        let third = told(&mut calls);
         calls.begin(false);
-        assert_eq!((calls.ahead(0, true, true), calls.within(0, Period::Earlier)), (vec![first, second], vec![]));
+        let all = vec![first, second, third];
+        assert_eq!((calls.ahead(0, true, true), calls.within(0, Period::Earlier)), (all, vec![]));
     }
 
     #[test]
