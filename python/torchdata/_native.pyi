@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeVar, final
 __all__ = [
     "ArenaBuffer",
     "BellBoard",
+    "Calls",
     "Collector",
     "Delivery",
     "DeliveryIterator",
@@ -21,6 +22,7 @@ __all__ = [
     "Link",
     "Meeting",
     "Obedience",
+    "OwnedDescriptor",
     "ReadAheadHold",
     "ReadAheadQueue",
     "Replacing",
@@ -57,6 +59,13 @@ _T = TypeVar("_T")
 class Finalized:
     """A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`."""
     def __del__(self) -> None: ...
+
+@final
+class OwnedDescriptor:
+    """A descriptor that is closed with its last reference, by no line of Python."""
+    def __new__(cls, fd: int) -> Self: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
 
 @final
 class IterationToken:
@@ -256,6 +265,25 @@ class Replacing:
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
     @staticmethod
     def repeats_earlier(outlives: bool, begins: bool) -> bool: ...
+
+@final
+class Calls:
+    """The functions that main has had applied to all graphs: which ones those meet who take places, and where."""
+
+    BETWEEN: int
+    UNTOLD: int
+    def __new__(cls, children: int) -> Self: ...
+    def begin(self, again: bool) -> None: ...
+    def note(self) -> int: ...
+    def tell(self, number: int, child: int) -> None: ...
+    def rest(self, number: int, child: int) -> None: ...
+    def unsettled(self, child: int) -> list[int]: ...
+    def settle(self, number: int, child: int, place: int) -> None: ...
+    def settle_behind(self, child: int, received: int) -> None: ...
+    def is_placed(self, child: int) -> bool: ...
+    def ahead(self, child: int, runs: bool, repeats: bool) -> list[int]: ...
+    def within(self, child: int, earlier: bool) -> list[tuple[int, int]]:
+        """Behind how many items of the epoch that runs, or of the one before, and which."""
 
 @final
 class Sender:

@@ -5,7 +5,7 @@ use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Step, St
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::digest;
 use super::shared::Shared;
-use super::world::{Act, After, Doing, Main, Setting, World};
+use super::world::{Act, After, Child, Doing, Main, Setting, World};
 
 impl Setting {
     pub fn child_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
@@ -23,7 +23,7 @@ impl Setting {
             return push("ends with main", after);
         }
         // In the graph a child sees orders alone; anywhere else commands go first.
-        if child.doing != Doing::InGraph && !child.control.is_empty() {
+        if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             after.obey(self, index);
             return push("obeys", after);
         }
@@ -44,6 +44,14 @@ impl Setting {
             while after.is_by_itself(self, index) && after.run_graph(self, index).is_some() {}
             push(name, after);
         }
+    }
+
+    /// Whether a call waits, because the worker makes items again that were made before it, to main.
+    fn holds_call(&self, index: usize, child: &Child) -> bool {
+        let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
+        let epoch = child.pump.stream().epoch();
+        let holds = self.rules.holding && owes && !self.is_dispatcher(index);
+        holds && !Obedience::is_superseded(epoch, child.order)
     }
 
     pub fn is_dispatcher(&self, index: usize) -> bool {
@@ -89,14 +97,45 @@ impl World {
                 child.begin(setting, &ordered);
             }
             (Step::Apply | Step::Skip, Command::Call(_)) => {
-                child.applied += u8::from(step == Step::Apply);
-                child.acknowledged += 1;
+                child.acknowledged = Some(child.place());
+                if step == Step::Apply {
+                    self.apply(setting, index);
+                }
+                let child = &mut self.children[index];
                 if !setting.rules.calls {
                     child.rest();
                 }
             }
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
+        }
+    }
+
+    /// Applies main's function to the graph of a child, for the first time in this epoch or where it was met before.
+    fn apply(&mut self, setting: &Setting, index: usize) {
+        let child = &mut self.children[index];
+        child.due = None;
+        child.applied += 1;
+        let place = child.place();
+        let is_first = self.met[index].is_none();
+        self.met[index].get_or_insert(place);
+        // Where the end is ordered, or another epoch, nothing more is made of this one.
+        let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
+        if setting.restarts && is_first && goes_on && place < self.had[index] {
+            self.broken = Some("a function is met before items that main has from before it");
+        }
+    }
+
+    /// Applies what is due behind the items that were made, before another one is asked for.
+    fn meet_due(&mut self, setting: &Setting, index: usize) {
+        let child = &self.children[index];
+        let place = child.place();
+        if child.due.is_some_and(|due| due <= place) {
+            self.apply(setting, index);
+        }
+        let met = self.met[index].is_some_and(|met| met <= place);
+        if setting.restarts && met != (self.children[index].applied > 0) {
+            self.broken = Some("a function is met between other items than before");
         }
     }
 
@@ -143,6 +182,9 @@ impl World {
     pub fn pump(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
+        }
+        if !self.children[index].pump.ending {
+            self.meet_due(setting, index);
         }
         let Self { children, out, dealt, .. } = self;
         let child = &mut children[index];

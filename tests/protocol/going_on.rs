@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Share, Snapshot};
 
 use super::explore::fingerprint;
 use super::memory::{Kind, Link};
@@ -60,6 +60,7 @@ impl Place {
                 starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
                 turn: 0,
                 share: if share.pass > 1 { Account::default() } else { share.account },
+                calls: Vec::new(),
             }));
             shares.push(share);
         }
@@ -75,6 +76,7 @@ impl Place {
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
                 share: Account::default(),
+                calls: Vec::new(),
             }));
         }
         children
@@ -255,6 +257,7 @@ impl World {
     /// Begins an epoch, or goes on with it.
     pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Arc<GoingOn>>) {
         self.number += 1;
+        self.begin_calls(setting);
         self.begin_collecting(setting);
         let starts: Vec<Account> =
             going_on.iter().flat_map(|going_on| going_on.place.workers.iter().map(|(given, _)| *given)).collect();
@@ -307,6 +310,8 @@ impl World {
     /// New processes over new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
+        self.calls = Calls::new(setting.children());
+        self.met.fill(None);
         self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());
     }
 }

@@ -22,7 +22,7 @@ impl Setting {
         let mut push = |name, after: After| steps.push((Act::Main(name), after));
         if world.main != Main::Gone && !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
             // Commanding and waiting for answers look at who lives.
-            if world.is_dead() && !(self.restarts && world.main == Main::Between) {
+            if world.is_dead() && !(self.restarts && world.main == Main::Between) && !world.awaits_dispatcher(self) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
                     learnt.main = Main::Stopping(0);
@@ -72,7 +72,7 @@ impl Setting {
                 on.main = Main::Reading(false);
                 push("lets them go on", Ok(on));
                 if after.called == 0 {
-                    after.called = 1;
+                    after.note_call(self);
                     after.main = Main::Calling(self.children(), true);
                     push("calls while they halt", Ok(after));
                 }
@@ -80,11 +80,15 @@ impl Setting {
             Main::Calling(0, paused) => {
                 let obeyed = |world: &World| {
                     let mut children = world.children.iter().enumerate();
-                    children.all(|(index, child)| child.acknowledged > 0 || world.rests(index))
+                    children.all(|(index, child)| {
+                        let took_place = child.due.is_some() || child.applied > 0;
+                        child.acknowledged.is_some() || world.rests(index) || self.restarts && took_place
+                    })
                 };
                 if obeyed(world) {
                     let mut children = world.children.iter().enumerate();
-                    if !children.all(|(index, child)| child.applied == 1 || world.rests(index)) {
+                    let met = |child: &Child| child.applied + u8::from(child.due.is_some());
+                    if !children.all(|(index, child)| met(child) == 1 || world.rests(index)) {
                         return push(
                             "has all answers",
                             Err("a function was not applied once by each child".to_owned()),
@@ -101,8 +105,18 @@ impl Setting {
                 }
             }
             Main::Calling(left, paused) => {
-                if tell(&mut after.children[left - 1], plainly(CALL)) {
-                    after.main = Main::Calling(left - 1, paused);
+                let index = left - 1;
+                let is_gone = after.children[index].doing == Doing::Gone;
+                if after.rests(index) {
+                    after.calls.rest(FUNCTION, index);
+                } else {
+                    after.calls.tell(FUNCTION, index);
+                    if is_gone && self.restarts {
+                        return push("finds one gone", Ok(after)); // and learns of that next
+                    }
+                }
+                if tell(&mut after.children[index], plainly(CALL)) {
+                    after.main = Main::Calling(index, paused);
                     push("calls a child", Ok(after));
                 }
             }
@@ -164,7 +178,7 @@ impl Setting {
         }
         if self.calls && idle && world.called == 0 {
             let mut after = world.clone();
-            after.called = 1;
+            after.note_call(self);
             after.main = Main::Calling(self.children(), false);
             push("calls", after);
         }
@@ -202,7 +216,8 @@ impl Setting {
 }
 
 /// The one function of main's.
-pub const CALL: Command = Command::Call(1);
+pub const FUNCTION: u64 = 1;
+pub const CALL: Command = Command::Call(FUNCTION);
 
 pub fn plainly(command: Command) -> Ordered {
     Ordered { command, epoch: 0, start: None }

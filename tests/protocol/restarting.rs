@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
+use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
 use super::going_on::Place;
-use super::main_process::{CALL, plainly, tell};
+use super::main_process::{plainly, tell};
 use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
 use super::world::{Doing, Main, Setting, World};
@@ -40,6 +40,44 @@ impl World {
         self.replacing.rests(index)
     }
 
+    /// Notes the function that main is about to send.
+    pub fn note_call(&mut self, setting: &Setting) {
+        self.called = 1;
+        (0..setting.children()).for_each(|child| self.settle(child));
+        self.calls.note();
+    }
+
+    /// An epoch begins: what was met was met before it.
+    pub fn begin_calls(&mut self, setting: &Setting) {
+        (0..setting.children()).for_each(|child| self.settle(child));
+        self.calls.begin(false);
+        self.met.iter_mut().zip(self.children.iter()).for_each(|(met, child)| *met = (child.applied > 0).then_some(0));
+        if self.called > 0 {
+            let resting = (0..setting.children()).filter(|&child| self.replacing.rests(child));
+            resting.for_each(|child| self.met[child] = Some(0));
+        }
+        self.had.fill(0);
+    }
+
+    /// Notes where a child has come, by the words that outlive it.
+    fn settle(&mut self, child: usize) {
+        let place = self.children[child].acknowledged;
+        if let ([number], Some(place)) = (&self.calls.unsettled(child)[..], place) {
+            self.calls.settle(*number, child, place);
+        }
+    }
+
+    /// Whether nobody is replaced yet, as it is not known where the dispatching process meets the function: it lives,
+    /// and obeys next.
+    pub fn awaits_dispatcher(&self, setting: &Setting) -> bool {
+        let mut looked = self.clone();
+        let index = setting.workers;
+        setting.restarts && setting.dispatches && self.children[index].doing != Doing::Gone && {
+            looked.settle(index);
+            !looked.calls.is_placed(index)
+        }
+    }
+
     /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where
     /// that was tried too often.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
@@ -64,8 +102,20 @@ impl World {
         if replaced.is_empty() {
             return true;
         }
+        if setting.dispatches {
+            self.settle(setting.workers);
+            if !self.calls.is_placed(setting.workers) {
+                return false;
+            }
+        }
         self.drain(setting, replaced.iter().copied()); // the others were ended for it
-        let received = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
+        let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
+        let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
+        for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
+            self.settle(worker);
+            self.calls.settle_behind(worker, received[worker].items);
+            self.had[worker] = received[worker].items;
+        }
         let place = Place::at(setting, &self.books, received);
         let starts = place.resumptions(setting);
         if setting.dispatches {
@@ -81,10 +131,17 @@ impl World {
                 self.ends[index].begin(&mut self.out[index], stream, window);
             }
             self.told |= 1 << index;
-            if self.called > 0 {
-                tell(&mut self.children[index], plainly(CALL)); // the others have it
-            }
             let mut start = Arc::clone(&starts[index]);
+            let (mut ahead, mut within) = (self.calls.ahead(index, true, false), self.calls.within(index, Period::Now));
+            if !setting.rules.placing {
+                ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
+            }
+            for number in ahead {
+                let _ = tell(&mut self.children[index], plainly(Command::Call(number))); // it has room
+            }
+            if !within.is_empty() {
+                Arc::make_mut(&mut start).calls = within;
+            }
             let mut command = Command::Epoch(self.number);
             if self.replacing.repeats(index, &ended) {
                 command = Command::Repeat(self.number);

@@ -93,6 +93,8 @@ fn dead_workers_are_replaced() {
     holds("1 worker, replaced, window 2, two epochs", &Setting { window: 2, breaks: true, epochs: 2, ..one.clone() });
     holds("1 worker, replaced, goes on", &Setting { resumes: 1, deaths: 2, ..one.clone() });
     holds("1 worker, replaced, halts", &Setting { pauses: true, ..one.clone() });
+    holds("1 worker, replaced, calls", &Setting { calls: true, ..one.clone() });
+    holds("1 worker, replaced, calls, two epochs", &Setting { calls: true, epochs: 2, deaths: 2, ..one.clone() });
     holds("1 worker, replaced, an error", &Setting { fails_at: Some(1), ..one });
     let two = Setting { restarts: true, deaths: 2, snapshots: 1, ..saving(2, false, &[2, 0, 1]) };
     holds("2 workers, replaced", &two);
@@ -104,6 +106,8 @@ fn dead_workers_are_replaced() {
 fn with_dispatching_all_are_replaced_together() {
     let one = Setting { restarts: true, deaths: 2, snapshots: 1, ..saving(1, true, &[2, 1]) };
     holds("1 worker, dispatching, replaced", &one);
+    let short = Setting { outputs: &[1], ..one.clone() };
+    holds("1 worker, dispatching, replaced, calls", &Setting { calls: true, ..short });
     holds("1 worker, dispatching, replaced thrice", &Setting { snapshots: 0, deaths: 3, ..one.clone() });
     holds("1 worker, dispatching, replaced, two passes", &Setting { passes: 2, deaths: 1, ..one });
     let two = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(2, true, &[1, 1]) };
@@ -174,4 +178,16 @@ fn a_worker_that_is_replaced_by_what_was_delivered_sends_items_twice() {
 fn a_dispatching_process_that_is_replaced_alone_leaves_the_workers_waiting_or_wrong() {
     let setting = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(1, true, &[1, 1]) };
     found(setting, |rules| rules.together = false, "everybody waits");
+}
+
+#[test]
+fn who_takes_a_place_and_meets_a_function_ahead_of_the_epoch_makes_other_items_again() {
+    let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
+    found(setting, |rules| rules.placing = false, "a function is met");
+}
+
+#[test]
+fn a_call_that_is_obeyed_while_items_are_made_again_meets_what_main_has_from_before_it() {
+    let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
+    found(setting, |rules| rules.holding = false, "a function is met");
 }

@@ -35,6 +35,8 @@ pub struct Resumption {
     pub turn: usize,
     /// The part of its share that a worker had read.
     pub share: Account,
+    /// Main's function, if it is to be met: behind how many items, and its number.
+    pub calls: Vec<(u64, u64)>,
 }
 
 /// A command on its way, and what comes with it.
@@ -76,6 +78,9 @@ impl Child {
             self.relay = None;
         }
         let Some(start) = &ordered.start else { return };
+        let last = start.calls.last().copied();
+        self.due = last.map(|(place, _)| place);
+        last.iter().for_each(|&(_, number)| self.obedience.expect(number));
         if let Some(graph) = start.graph {
             (self.epoch, self.read, self.pass) = (graph.epoch, graph.read, graph.pass);
             (self.made, self.exhausted) = (graph.made, graph.exhausted);

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Books, Collecting, Dealt, Obedience, Replacing};
+use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, Dealt, Obedience, Replacing};
 
 use super::explore::{self, Model};
 use super::going_on::GoingOn;
@@ -44,6 +44,10 @@ pub struct Rules {
     pub receiving: bool,
     /// With dispatching all children are replaced together.
     pub together: bool,
+    /// One that takes a place meets main's function between the same two items.
+    pub placing: bool,
+    /// A call waits until a worker has made the items again that main has.
+    pub holding: bool,
 }
 
 pub const PRESENT: Rules = Rules {
@@ -60,6 +64,8 @@ pub const PRESENT: Rules = Rules {
     joining: true,
     receiving: true,
     together: true,
+    placing: true,
+    holding: true,
 };
 
 /// Which loader, and what may happen to it.
@@ -130,9 +136,12 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// How many calls it has acknowledged, and how many functions it has applied.
-    pub acknowledged: u8,
+    /// Whether it has acknowledged main's call, and behind how many items: words that outlive it.
+    pub acknowledged: Option<u64>,
+    /// How often it has applied the function.
     pub applied: u8,
+    /// Behind how many items it is to apply it by itself.
+    pub due: Option<u64>,
     pub pump: Pump,
     /// The worker whose share the graph's item is, and whether it goes nowhere.
     pub target: usize,
@@ -170,8 +179,9 @@ impl Child {
             control: VecDeque::new(),
             order: 0,
             obedience: Obedience::new(dispatches),
-            acknowledged: 0,
+            acknowledged: None,
             applied: 0,
+            due: None,
             pump: Pump::new(links),
             target: 0,
             skips: false,
@@ -191,8 +201,18 @@ impl Child {
         }
     }
 
+    /// How many items it has made in this epoch, with those of the processes before it. Where no epoch runs, it is
+    /// behind them all.
+    pub fn place(&self) -> u64 {
+        let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
+        let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
+        let passed = u64::from(self.pump.stream().pass().saturating_sub(1)) << 32;
+        if self.obedience.runs() { passed + made + u64::from(waits) } else { BETWEEN }
+    }
+
     /// Has left the epoch, or has come to its end.
     pub fn rest(&mut self) {
+        self.applied += u8::from(self.due.take().is_some());
         self.doing = Doing::Idle;
         self.obedience.leave();
     }
@@ -248,6 +268,11 @@ pub struct World {
     pub seen: u32,
     pub paused_once: bool,
     pub called: u8,
+    pub calls: Calls,
+    /// By child: behind how many items of this epoch the function was met first.
+    pub met: Vec<Option<u64>>,
+    /// By child: how many items main had of it when it was put into its place.
+    pub had: Vec<u64>,
     pub thread: Option<Thread>,
     pub deaths: u8,
     /// Snapshots that may still be taken, and resumptions.
@@ -349,6 +374,9 @@ impl Model for Setting {
             seen: 0,
             paused_once: false,
             called: 0,
+            calls: Calls::new(self.children()),
+            met: vec![None; self.children()],
+            had: vec![0; self.children()],
             thread: None,
             deaths: self.deaths,
             snapshots: self.snapshots,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torchdata._native import Calls
 from torchdata._plain_pickles import loads_plain
 
 __all__ = [
@@ -54,7 +55,7 @@ Account = tuple[int, int]
 #: A worker's snapshot: what it had sent; of its share of dispatched items the pass, and what it had read; the bytes.
 Kept = tuple[Account, int, Account, bytes]
 #: The place of one who runs no epoch, behind all items, and that of one which cannot be told.
-BETWEEN, UNTOLD = 1 << 47, (1 << 47) + 1
+BETWEEN, UNTOLD = Calls.BETWEEN, Calls.UNTOLD
 #: Bits of a place for items.
 _ITEMS = 32
 #: A function of main's: how many items of the epoch it was applied behind, its number, and itself.

@@ -22,6 +22,7 @@ from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import Link, ReadAheadQueue
+from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata.nodes._functions import Failed, not_the_end
 from torchdata.nodes._read_ahead import Several
@@ -32,8 +33,6 @@ __all__ = ["Workers"]
 _SLICE = 0.2
 #: Seconds after which a process gives back the items that it has not begun: others may have time for them.
 _LONG = 0.01
-#: Seconds without an item after which main warns of who waits for whom; `DataLoader2` has the same.
-_STALL = 60.0
 
 
 class Workers:
@@ -66,7 +65,7 @@ class Workers:
         self._restarts = None
         if survived:
             self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
-        self._patience = patience = Patience(group.stats, _STALL)
+        self._patience = patience = Patience(group.stats, stalls.STALL)
         try:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:

@@ -20,7 +20,7 @@ from typing import Any
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import ItemStream
-from torchdata._observe.outside.stalls import warn_of_stalls
+from torchdata._observe.outside import stalls
 from torchdata.stateful_dataloader._worker import Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
@@ -28,8 +28,6 @@ __all__ = ["Pool"]
 
 #: Shared memory for orders that do not fit into the ring; only what is used is allocated.
 _ORDERS = 64 << 20
-#: Seconds without a batch after which main warns of who waits for whom; `DataLoader2` has the same.
-_STALL = 60.0
 
 
 class Pool:
@@ -88,7 +86,7 @@ class Pool:
                 if replacing.hangs is not None:
                     self.collector.tell_hang(replacing.hangs.look)
             self.stats = group.stats
-            warn_of_stalls(self, _STALL)
+            stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:
             self.shutdown()
             raise

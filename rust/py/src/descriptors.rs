@@ -1,6 +1,7 @@
 //! Descriptors that Python hands to the engine: borrowed, or given away.
 
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -21,4 +22,35 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     // SAFETY: the caller gave the descriptor away, and `duplicate` has just shown that it is open.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(copy)
+}
+
+/// A descriptor that is closed with its last reference, by no line of Python: a signal handler that raises in a
+/// `__del__` would be lost, and what it raised, too.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
+
+impl OwnedDescriptor {
+    fn held(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl OwnedDescriptor {
+    /// Takes over a descriptor, under another number.
+    #[new]
+    fn new(fd: i32) -> PyResult<Self> {
+        Ok(Self(Mutex::new(Some(take_fd(fd)?))))
+    }
+
+    /// Its number; -1 once it is closed.
+    fn fileno(&self) -> i32 {
+        self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    /// Closes it. Does nothing if it is closed.
+    fn close(&self) {
+        let held = self.held().take();
+        drop(held);
+    }
 }

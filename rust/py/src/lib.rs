@@ -78,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pipes::delivery::Delivery>()?;
     module.add_class::<pipes::delivery::DeliveryIterator>()?;
     module.add_class::<pipes::handing::HandingIterator>()?;
+    module.add_class::<descriptors::OwnedDescriptor>()?;
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
@@ -90,6 +91,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::collector::ItemStream>()?;
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
+    module.add_class::<protocol::PyCalls>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
     module.add_class::<queue::ReadAheadQueue>()?;
     module.add_class::<queue::ReadAheadHold>()?;

@@ -1,10 +1,13 @@
-//! Decisions of the protocol that Python carries out: the obedience of a child, and the replacing of children by main.
+//! Decisions of the protocol that Python carries out: the obedience of a child, the replacing of children by main, and
+//! the functions that those who take places meet.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step, TRIES};
+use torchdata_core::protocol::{
+    Acknowledged, BETWEEN, Calls, Command, Obedience, Period, Replacing, Step, TRIES, UNTOLD,
+};
 
 /// The command of a kind: "epoch" or "repeat" with the number of an epoch, "call" with the number of a function, or
 /// "stop".
@@ -159,5 +162,91 @@ impl PyReplacing {
     #[staticmethod]
     fn repeats_earlier(outlives: bool, begins: bool) -> bool {
         Replacing::repeats_earlier(outlives, begins)
+    }
+}
+
+/// The functions that main has had applied to the graphs of all children.
+#[pyclass(frozen, name = "Calls", module = "torchdata._native")]
+pub struct PyCalls {
+    calls: Mutex<Calls>,
+    children: usize,
+}
+
+impl PyCalls {
+    fn with<T>(&self, child: usize, look: impl FnOnce(&mut Calls) -> T) -> PyResult<T> {
+        if child >= self.children {
+            return Err(PyIndexError::new_err(format!("there are {} children", self.children)));
+        }
+        Ok(look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn of_all<T>(&self, look: impl FnOnce(&mut Calls) -> T) -> T {
+        look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[pymethods]
+impl PyCalls {
+    /// The place of one who runs no epoch, behind all items.
+    #[classattr]
+    const BETWEEN: u64 = BETWEEN;
+    /// A place that cannot be told.
+    #[classattr]
+    const UNTOLD: u64 = UNTOLD;
+
+    #[new]
+    fn new(children: usize) -> Self {
+        Self { calls: Mutex::new(Calls::new(children)), children }
+    }
+
+    /// Notes that an epoch begins, and whether the one before may be run again.
+    fn begin(&self, again: bool) {
+        self.of_all(|calls| calls.begin(again));
+    }
+
+    /// Notes a function that is about to be sent, and returns its number.
+    fn note(&self) -> u64 {
+        self.of_all(Calls::note)
+    }
+
+    /// Notes that a child is told of a function.
+    fn tell(&self, number: u64, child: usize) -> PyResult<()> {
+        self.with(child, |calls| calls.tell(number, child))
+    }
+
+    /// Notes that a child is not wanted any more in this epoch.
+    fn rest(&self, number: u64, child: usize) -> PyResult<()> {
+        self.with(child, |calls| calls.rest(number, child))
+    }
+
+    /// The functions of which a child was told, and of which it is not known where it met them.
+    fn unsettled(&self, child: usize) -> PyResult<Vec<u64>> {
+        self.with(child, |calls| calls.unsettled(child))
+    }
+
+    /// Notes that a child has acknowledged a function behind so many items.
+    fn settle(&self, number: u64, child: usize, place: u64) -> PyResult<()> {
+        self.with(child, |calls| calls.settle(number, child, place))
+    }
+
+    /// Notes of a worker that has ended that it met the rest behind so many items.
+    fn settle_behind(&self, child: usize, received: u64) -> PyResult<()> {
+        self.with(child, |calls| calls.settle_behind(child, received))
+    }
+
+    /// Whether it is known where a child had come with each function of an epoch that may be run again.
+    fn is_placed(&self, child: usize) -> PyResult<bool> {
+        self.with(child, |calls| calls.is_placed(child))
+    }
+
+    /// The functions that one who takes the place of a child applies before anything else.
+    fn ahead(&self, child: usize, runs: bool, repeats: bool) -> PyResult<Vec<u64>> {
+        self.with(child, |calls| calls.ahead(child, runs, repeats))
+    }
+
+    /// The functions that it meets in the epoch that runs, or in the one before: behind how many items, and which.
+    fn within(&self, child: usize, earlier: bool) -> PyResult<Vec<(u64, u64)>> {
+        let period = if earlier { Period::Earlier } else { Period::Now };
+        self.with(child, |calls| calls.within(child, period))
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import gc
@@ -19,6 +20,7 @@ import weakref
 import pytest
 
 from process_checks import METHODS, children, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine.processes.crossing import SharedPickle
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -291,3 +293,26 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
     assert (run.returncode, run.stderr) == (0, "")
     assert len(run.stdout.split()) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in run.stdout.split())
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
+def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
+    """A signal handler could raise in such a line, and what it raises is ignored there."""
+    shared = SharedPickle(pickle.dumps([1, 2]))
+    if how == "adopted":
+        shared = SharedPickle.adopt(os.dup(shared.fileno()))
+    assert shared.load() == [1, 2]
+    number, seen = shared.fileno(), []
+    before = os.fstat(number).st_ino
+    if how == "closed":
+        shared.close()
+        shared.close()
+        assert shared.fileno() == -1
+    sys.setprofile(lambda frame, event, _: seen.append((event, frame.f_code.co_name)))
+    try:
+        del shared
+    finally:
+        sys.setprofile(None)
+    assert not [name for event, name in seen if event == "call"]
+    with contextlib.suppress(OSError):  # the number may be another file's by now
+        assert os.fstat(number).st_ino != before

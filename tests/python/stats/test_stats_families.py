@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 from process_checks import nothing_is_left  # noqa: F401
+from torchdata._observe.outside import stalls
 from torchdata._observe.outside.attaching import NoLoaderError, attach
 from torchdata._observe.outside.stalls import StallWarning
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes
-from torchdata.stateful_dataloader import StatefulDataLoader, _pool
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [
     pytest.mark.alone,
@@ -78,7 +79,7 @@ def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
 def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pool, "_STALL", 0.2)
+    monkeypatch.setattr(stalls, "STALL", 0.2)
     loader = StatefulDataLoader(Waiting(tmp_path / "there"), 1, num_workers=2, multiprocessing_context="fork")
     with stalls_told(tmp_path / "there", monkeypatch) as told:
         assert [int(batch) for batch in loader] == list(range(20))
@@ -106,7 +107,7 @@ def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -
 def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_processes, "_STALL", 0.5)
+    monkeypatch.setattr(stalls, "STALL", 0.5)
     waiting = Waiting(tmp_path / "there")
     node = ParallelMapper(
         IterableWrapper(range(20)), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
@@ -119,7 +120,7 @@ def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
 
 
 def test_a_node_s_process_that_nobody_waits_for_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "_STALL", 0.5)
+    monkeypatch.setattr(stalls, "STALL", 0.5)
     waiting = Waiting(tmp_path / "there")
     node = ParallelMapper(
         IterableWrapper([1, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"

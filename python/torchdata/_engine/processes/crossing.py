@@ -28,7 +28,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, Generic, TypeVar
 
-from torchdata._native import BellBoard, Link, StatsBoard, is_portable, system_lacks
+from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, is_portable, system_lacks
 
 __all__ = [
     "EARLY_THRESHOLD",
@@ -174,22 +174,19 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
 
-    _fd = -1  # until it has one: a signal handler may raise before
-    _close = staticmethod(os.close)  # at interpreter exit the module's names are gone before the last of these
-
     def __init__(self, pickled: bytes) -> None:
         if not is_portable() and hasattr(os, "memfd_create"):
-            self._fd = os.memfd_create("torchdata-graph")
+            self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph"))
         else:
             with tempfile.TemporaryFile() as file:
-                self._fd = os.dup(file.fileno())
+                self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
-        with open(self._fd, "wb", closefd=False) as file:
+        with open(self._owned.fileno(), "wb", closefd=False) as file:
             file.write(pickled)
 
     def load(self) -> Any:
         """Unpickles the content."""
-        with mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) as memory:
+        with mmap.mmap(self._owned.fileno(), 0, prot=mmap.PROT_READ) as memory:
             try:
                 return pickle.load(io.BytesIO(memory))
             except AttributeError as error:
@@ -205,24 +202,19 @@ class SharedPickle:
     def adopt(cls, descriptor: int) -> SharedPickle:
         """The one behind a descriptor, which it closes from now on."""
         shared = cls.__new__(cls)
-        shared._fd = descriptor
+        shared._owned = OwnedDescriptor(descriptor)
         return shared
 
     def fileno(self) -> int:
         """Its descriptor."""
-        return self._fd
+        return self._owned.fileno()
 
     def close(self) -> None:
-        """Closes the descriptor; the memory goes with the last one."""
-        if self._fd >= 0:
-            self._close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
+        """Closes the descriptor; the memory goes with the last one. It is closed with the object, too."""
+        self._owned.close()
 
     def __reduce__(self) -> Any:
-        return _adopt, (reduction.DupFd(self._fd),)
+        return _adopt, (reduction.DupFd(self._owned.fileno()),)
 
 
 def _adopt(duplicate: Any) -> SharedPickle:

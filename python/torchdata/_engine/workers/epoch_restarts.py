@@ -92,6 +92,11 @@ class EpochRestarts(Restarts):
         with self._members.sending:
             return self._calls.note(function)
 
+    def note_resting(self, noted: Noted, index: int) -> None:
+        """Notes that a child rests: the one that takes its place in the next epoch gets the function then."""
+        with self._members.sending:
+            self._calls.rest(noted, index)
+
     def _settle(self, indices: Sequence[int], received: Received) -> None:
         for index in indices:
             if index < self._members.num_workers:
@@ -127,43 +132,42 @@ class EpochRestarts(Restarts):
     # -- what they are told ------------------------------------------------------------------------
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
-        calls, run = self._calls, self.run
-        self._apply(indices, calls.before)
+        run = self.run
         if run is None:
-            self._apply(indices, calls.now)
+            self._apply(indices, runs=False, repeats=False)
             return
         starts = run.resume(received)
         begins = any(_begins(starts[index]) for index in indices)
-        if Replacing.repeats_earlier(run.before is not None, begins):
+        repeats = Replacing.repeats_earlier(run.before is not None, begins)
+        self._apply(indices, runs=True, repeats=repeats)
+        if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        else:
-            self._apply(indices, calls.earlier)
         for index in reversed(indices):  # the dispatching process first: the others wait for it
             if self._replacing.repeats(index, ended):
-                self._send_repeat(index, run, starts[index], calls.now)
+                self._send_repeat(index, run, starts[index], self._calls.within(index))
                 continue
             announced = Announced.NONE if run.before is None else self._members.announced(index, starts)
             trace = self._trace(index, self._members.names[index])
-            start = _with_calls(starts[index], calls.of(index, calls.now))
+            start = _with_calls(starts[index], self._calls.within(index))
             command = (run.number, *run.commands(index), announced, start, trace)
             self._send(index, "epoch", *command)
 
-    def _apply(self, indices: Sequence[int], calls: Sequence[Noted]) -> None:
+    def _apply(self, indices: Sequence[int], *, runs: bool, repeats: bool) -> None:
         """Has functions applied before what is commanded next."""
-        for noted in calls:
-            for index in filter(noted.concerns, indices):
+        for index in indices:
+            for noted in self._calls.ahead(index, runs, repeats):
                 self._send(index, "call", noted.serial, noted.function)
 
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
         """Has the rest of an epoch that is over run again, for what outlives it."""
         for index in reversed(indices):
-            self._send_repeat(index, run, starts[index], self._calls.earlier)
+            self._send_repeat(index, run, starts[index], self._calls.within(index, earlier=True))
         self.await_repeated()
 
-    def _send_repeat(self, index: int, run: Run, start: Resumption | None, calls: Sequence[Noted]) -> None:
+    def _send_repeat(self, index: int, run: Run, start: Resumption | None, calls: tuple[Call, ...]) -> None:
         """Has a child run the rest of an epoch of which main has everything, and send nothing."""
-        start = _with_calls(start, self._calls.of(index, calls)) or Resumption()
+        start = _with_calls(start, calls) or Resumption()
         if index < self._members.num_workers:
             ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
             start = replace(start, starts=[(sent, ALL, None)])
@@ -176,13 +180,24 @@ class EpochRestarts(Restarts):
         while self._repeating:
             index = self._repeating.pop()
             with contextlib.suppress(Gone):
-                look = self.look_at(index)
+                look = self._look_at_all(index)
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
                             f"{members.names[index]} did not come to the end of the last epoch within "
                             f"{REPEATED:.0f} s: its pipe is stuck"
                         )
+
+    def _look_at_all(self, index: int) -> Callable[[], None]:
+        """The look at a child that repeats an epoch: one whose dispatching process has died comes to no end."""
+        look, processes = self.look_at(index), self._members.processes
+
+        def look_at_all() -> None:
+            look()
+            if self._members.dispatches and any(one.ended for i, one in enumerate(processes) if not self.rests(i)):
+                raise Gone
+
+        return look_at_all
 
     def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
         hangs = self.hangs

@@ -213,8 +213,8 @@ class Children:
             self._await_obedience()  # should the wait for an earlier one have been interrupted
             noted = restarts.note_call(function)
         for index in range(len(self._processes)):
-            if self._is_resting(index):
-                noted.places[index] = snapshots.BETWEEN  # for the one that takes its place in the next epoch
+            if restarts is not None and restarts.rests(index):
+                restarts.note_resting(noted, index)
             else:
                 self._send(index, "call", noted.serial, function, numbers=noted.numbers)
         self._await_obedience()

@@ -22,6 +22,7 @@ from torchdata._native import Delivery, watch_after_fork, watch_before_fork, wat
 from torchdata._reporting import PACKAGE
 
 __all__ = [
+    "STALL",
     "Patience",
     "StallWarning",
     "warn_in_thread",
@@ -30,6 +31,8 @@ __all__ = [
     "warn_of_stalls",
 ]
 
+#: Seconds without an item after which main warns, where nobody says how many; `DataLoader2` says so in its signature.
+STALL = 60.0
 #: Modules in which a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 

@@ -13,12 +13,14 @@
 //! | [`Books`] | main, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | what a command does to the epoch that it runs, and when it is acknowledged |
 //! | [`Replacing`] | main | whose places are taken when children die, and when that is given up |
+//! | [`Calls`] | main | which functions one that takes a place meets, in which order, behind which items |
 //!
 //! Together they promise, as the checker shows: nobody waits without somebody who will end the wait; no item is
 //! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
 
 mod account;
 mod books;
+mod calls;
 mod collecting;
 mod dealing;
 mod grant;
@@ -30,6 +32,7 @@ mod stream;
 
 pub use account::Account;
 pub use books::{Books, Dealt, Place, Share, Snapshot};
+pub use calls::{BETWEEN, Calls, Period, UNTOLD};
 pub use collecting::{Collecting, Next};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};

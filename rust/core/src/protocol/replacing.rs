@@ -40,18 +40,27 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
+    /// Whether workers may still read dispatched items, though main has everything: they repeat the epoch.
+    repeating: bool,
 }
 
 impl Replacing {
     /// The places of so many workers, and of a dispatching process if there is one.
     pub fn new(workers: usize, dispatches: bool) -> Self {
         let children = workers + usize::from(dispatches);
-        Self { workers, dispatches, resting: vec![false; children], deaths: vec![Deaths::default(); children] }
+        Self {
+            workers,
+            dispatches,
+            resting: vec![false; children],
+            deaths: vec![Deaths::default(); children],
+            repeating: false,
+        }
     }
 
     /// Notes that an epoch begins: children that rested are wanted again.
     pub fn begin(&mut self) {
         self.resting.fill(false);
+        self.repeating = false;
     }
 
     /// Whether a child has died, and is not wanted any more in this epoch.
@@ -61,10 +70,11 @@ impl Replacing {
 
     /// The children whose places are to be taken; the others of the dead rest.
     ///
-    /// `ended` says by worker whether main has all its items of the epoch.
+    /// `ended` says by worker whether main has all its items of the epoch. With dispatching the dead are wanted even if
+    /// it has all of everybody, as long as somebody repeats the epoch: who starves there would obey nothing.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
-            true if dead.is_empty() || ended.iter().all(|&ended| ended) => Vec::new(),
+            true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
             true => (0..=self.workers).collect(),
             false => dead.iter().copied().filter(|&child| !ended[child]).collect(),
         };
@@ -96,8 +106,10 @@ impl Replacing {
     }
 
     /// Whether the child that takes the place repeats an epoch of which main has everything, instead of running it.
-    pub fn repeats(&self, child: usize, ended: &[bool]) -> bool {
-        child < self.workers && ended[child]
+    pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
+        let repeats = child < self.workers && ended[child];
+        self.repeating |= repeats && self.dispatches;
+        repeats
     }
 
     /// Whether those that take places run the rest of the epoch before this one first, for what outlives it.
@@ -130,6 +142,19 @@ mod tests {
         assert!(!(0..3).any(|child| replacing.rests(child)));
         assert_eq!(replacing.wanted(&[0, 2], &[true, true]), []);
         assert_eq!([0, 1, 2].map(|child| replacing.rests(child)), [true, false, true]);
+    }
+
+    #[test]
+    fn who_repeats_an_epoch_is_not_left_without_the_dispatching_process() {
+        let mut replacing = Replacing::new(2, true);
+        assert!(replacing.repeats(0, &[true, false]));
+        assert_eq!(replacing.wanted(&[2], &[true, true]), [0, 1, 2]);
+        assert!(!replacing.rests(2));
+        replacing.begin();
+        assert_eq!(replacing.wanted(&[2], &[true, true]), []);
+        let mut alone = Replacing::new(1, false);
+        assert!(alone.repeats(0, &[true]));
+        assert_eq!(alone.wanted(&[0], &[true]), [], "nobody waits for it");
     }
 
     #[test]
@@ -168,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_epoch_of_which_main_has_all_items_is_repeated_by_workers_alone() {
-        let replacing = Replacing::new(2, true);
+        let mut replacing = Replacing::new(2, true);
         assert_eq!([0, 1, 2].map(|child| replacing.repeats(child, &[true, false])), [true, false, false]);
         let table = [(false, false), (false, true), (true, false), (true, true)];
         let repeated = table.map(|(outlives, begins)| Replacing::repeats_earlier(outlives, begins));
