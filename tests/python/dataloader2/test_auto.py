@@ -487,3 +487,148 @@ def test_workers_that_die_behind_a_change_are_started_again(machine_of, times, t
         stats = loader.stats()
         assert loader.reading_service.num_workers == 4, stats.choices
         assert (stats.restarts, stats.items) == (1, 60 * len(epochs) + 60)
+
+
+# -- no workers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def transport(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets how long an item takes who makes it, and to come from a worker, whatever they take on this machine."""
+
+    def of(made: float, comes: float = 1e-3) -> None:
+        def summarised(*readings: Any) -> Any:
+            stats = steering_summarise(*readings)
+            each = comes if stats.workers else made
+
+            def told(process: Any) -> Any:
+                if process.role == "main":
+                    return replace(process, busy=0.0, cpu_seconds=0.0)
+                return replace(process, busy_seconds=process.items * made, busy=made / comes / len(stats.workers))
+
+            processes = tuple(map(told, stats.processes))
+            told_stats = replace(stats, loading=1.0, waiting=1.0, step_seconds=0.0, held_up=0.9, processes=processes)
+            return replace(told_stats, seconds=stats.items * each, items_per_second=1 / each)
+
+        monkeypatch.setattr(steering, "summarise", summarised)
+
+    steering_summarise = steering.summarise
+    return of
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_items_that_come_more_slowly_than_they_are_made_are_made_in_main(transport, method):
+    transport(made=1e-5)
+    with auto(shuffled(1200), multiprocessing_context=method) as loader:
+        loader.seed(3)
+        got = epochs_until(0, loader)
+        assert loader.reading_service.num_workers == 0
+        got += [list(loader) for _ in range(3)]
+        assert got == in_order_of(shuffled(1200), 3, len(got))
+        (line,) = loader.stats().choices
+        assert line.startswith('num_workers="auto": 0 workers instead of 2 after this epoch: sending limits'), line
+        stats = loader.stats()
+        assert stats.items == 1200 * len(got)
+        assert stats.epoch == len(got)
+        assert [pipe.items_out for pipe in stats.main.pipes if pipe.name == "the worker processes"] != []
+        assert {process.role for process in stats.processes} == {"main", "replaced"}
+        assert len(loader) == 1200
+        assert "num_workers=0" not in str(loader.diagnose())
+
+
+def test_workers_come_back_if_the_work_becomes_dearer_in_main(transport):
+    transport(made=1e-5)
+    with auto(shuffled(1200)) as loader:
+        loader.seed(4)
+        got = epochs_until(0, loader)
+        got += [list(loader) for _ in range(2)]
+        transport(made=1.0, comes=1.0)
+        got += epochs_until(2, loader)
+        assert loader.reading_service.num_workers == 2
+        got.append(list(loader))
+        assert got == in_order_of(shuffled(1200), 4, len(got))
+        assert loader.stats().items == 1200 * len(got)
+        assert "2 workers instead of 0 after this epoch: an item takes the main process 1" in loader.stats().choices[1]
+
+
+def test_main_and_workers_change_a_few_times_and_then_no_more(transport):
+    with auto(shuffled(1100)) as loader:
+        loader.seed(5)
+        got: list[Any] = []
+        for workers in (0, 2) * steering.MOST_CHANGES:
+            transport(made=1.0 if workers else 1e-5)
+            got += epochs_until(workers, loader)
+            assert loader.reading_service.num_workers == workers
+        transport(made=1e-5)
+        got += epochs_until(0, loader)
+        assert loader.reading_service.num_workers == 2
+        assert got == in_order_of(shuffled(1100), 5, len(got))
+
+
+def test_workers_that_cannot_come_back_leave_the_main_process(transport, monkeypatch):
+    transport(made=1e-5)
+    with auto(shuffled(1100)) as loader:
+        loader.seed(6)
+        got = epochs_until(0, loader)
+        transport(made=1.0)
+
+        def fail(*_: Any) -> Any:
+            raise OSError("no more processes")
+
+        monkeypatch.setattr(loader.reading_service._shifts, "start_others", fail)
+        got += epochs_until(2, loader)
+        assert loader.reading_service.num_workers == 0
+        assert "keeps 0 workers: 2 could not be started (OSError: no more processes)" in loader.stats().choices[-1]
+        assert got == in_order_of(shuffled(1100), 6, len(got))
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3, "auto"])
+def test_states_from_main_go_on_with_any_number_of_workers(transport, workers):
+    transport(made=1e-5)
+    place = random.Random(7).randrange(1, 1100)
+    with auto(shuffled(1100)) as loader:
+        loader.seed(7)
+        epochs_until(0, loader)
+        between = pickle.dumps(loader.state_dict())
+        items = iter(loader)
+        first = [next(items) for _ in range(place)]
+        inside = pickle.dumps(loader.state_dict())
+        rest, following = list(items), list(loader)
+    for state, expected in ((between, [first + rest, following]), (inside, [rest, following])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            service = MultiProcessingReadingService(workers, "fork")
+        with DataLoader2(shuffled(1100), reading_service=service) as other:
+            other.load_state_dict(pickle.loads(state))
+            assert [list(other), list(other)] == expected
+
+
+def test_states_of_workers_go_on_in_auto_that_moves_to_main_later(transport):
+    transport(made=1e-5)
+    with DataLoader2(shuffled(1100), reading_service=MultiProcessingReadingService(3, "fork")) as loader:
+        loader.seed(8)
+        items = iter(loader)
+        for _ in range(100):
+            next(items)
+        state = loader.state_dict()
+        expected = [list(items), *(list(loader) for _ in range(6))]
+    with auto(shuffled(1100)) as other:
+        other.load_state_dict(state)
+        assert [list(other) for _ in range(7)] == expected
+        assert other.reading_service.num_workers == 0
+
+
+def test_a_loader_that_moved_to_main_is_paused_limited_and_left_in_the_middle(transport):
+    transport(made=1e-5)
+    with auto(shuffled(1100)) as loader:
+        loader.seed(9)
+        got = epochs_until(0, loader)
+        items = iter(loader)
+        items.limit(5)
+        first = list(items)
+        items.limit(None)
+        items.resume()
+        assert len(first) == 5
+        assert first + list(items) == in_order_of(shuffled(1100), 9, len(got) + 1)[-1]
+        next(iter(loader))
+        assert list(loader) == in_order_of(shuffled(1100), 9, len(got) + 3)[-1]

@@ -60,6 +60,8 @@ class Counting:
         self.board = board
         self.page = page
         self._bound: Any = None
+        #: The described pipes of the graphs that take turns here, each at its own place on the page.
+        self._graphs: dict[bool, list[Any]] = {}
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
@@ -90,12 +92,26 @@ class Counting:
         pages = range(room.first_page, room.first_page + num_workers)
         collector.count_into(self.board, self.page, room.first_flow, pages, True)
 
-    def bind(self, datapipe: Any) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already."""
+    def bind(self, datapipe: Any, has_workers: bool = False) -> None:
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already.
+
+        Args:
+            datapipe: the last pipe.
+            has_workers: whether it reads from workers. In main, a graph that does and one that does not may take turns;
+                their pipes are counted apart.
+        """
         if datapipe is self._bound:
             return
         self._bound = datapipe
-        self.board.bind(self.page, describe_pipes(datapipe, self.board.full))
+        self._graphs[has_workers] = describe_pipes(datapipe, self.board.full)
+        rows: list[Any] = []
+        for described in self._graphs.values():
+            before = len(rows)
+            rows += [
+                (token, name, place, None if reader is None else before + reader, flags, capacity)
+                for token, name, place, reader, flags, capacity in described
+            ]
+        self.board.bind(self.page, rows)
 
     def begin(self, epoch: int | None = None) -> None:
         """An epoch begins, or goes on with another pass, in a child."""

@@ -234,8 +234,10 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
     pipes = page["pipes"]
     sent = since.flow_sum("items", sends=True)
     if role == "main":
-        last = since.pipes()[-1] if pipes else None
-        sent = last[0]["items"] - (last[1]["items"] if last[1] else 0) if last else since.flow_sum("items")
+        ends = [(pipe, before) for pipe, before in since.pipes() if pipe["reader"] is None]  # two, if graphs take turns
+        sent = sum(pipe["items"] - (before["items"] if before else 0) for pipe, before in ends)
+        if not ends:
+            sent = since.flow_sum("items")
     busy = max(0.0, seconds - input_seconds - room_seconds)
     if role == "main":
         inside = _inside(since, input_seconds, seconds)

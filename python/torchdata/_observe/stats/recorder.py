@@ -71,7 +71,7 @@ class Recorder:
             self._counting = self._take_board(service)
             self._pid = os.getpid()
         if self._counting is not None:
-            self._counting.bind(datapipe)
+            self._counting.bind(datapipe, service.engine_processes() is not None)
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 

@@ -16,7 +16,17 @@ from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory,
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
 
-__all__ = ["MOST_WAITING", "Choice", "Limits", "choose_window", "choose_workers", "is_enough", "limits", "most_workers"]
+__all__ = [
+    "MOST_WAITING",
+    "Choice",
+    "Limits",
+    "choose_window",
+    "choose_workers",
+    "is_enough",
+    "limits",
+    "most_workers",
+    "waited_per_item",
+]
 
 #: So many workers there may be on fewer cores, where their work is waiting.
 MOST_WAITING = 16
@@ -90,11 +100,12 @@ def choose_workers(stats: LoaderStats, allowed: Limits, worker_memory: int | Non
     rules = (
         (full_memory, "the memory budget is full"),
         (dispatching, "the dispatching process limits"),
-        (sending, "sending items limits, and num_workers=0 would be faster"),
     )
     for rule, said in rules:
         if rule(stats) is not None:
             return Choice(now, said)
+    if sending(stats) is not None:
+        return _without_workers(stats, now)
     main = stats.main
     if main is not None and main.busy > stats.waiting:
         return Choice(now, f"the pipes that stay in the main process limit ({percent(main.busy)} of the time)")
@@ -111,6 +122,19 @@ def choose_workers(stats: LoaderStats, allowed: Limits, worker_memory: int | Non
     if number > most or now >= most:
         return Choice(max(now, most), f"{loading}; {why}")
     return Choice(number, loading)
+
+
+def waited_per_item(stats: LoaderStats) -> float:
+    """Seconds that the program waits in the loader for an item: for workers, or while main makes it."""
+    share = 1.0 if stats.loading is None else stats.loading
+    return share * stats.seconds / stats.items if stats.items else 0.0
+
+
+def _without_workers(stats: LoaderStats, now: int) -> Choice:
+    """The main process, if it makes an item in less time than one of a worker is waited for."""
+    each, waited = _seconds_per_item(stats), waited_per_item(stats)
+    words = f"sending limits: an item takes {duration(each)} of a worker, and {duration(waited)} to come from there"
+    return Choice(0 if GAIN * each < waited else now, words)
 
 
 def _with_fewer(stats: LoaderStats, now: int) -> Choice:

@@ -134,6 +134,13 @@ class ReadingServiceInterface(ABC):
                 beginning of an epoch.
         """
 
+    def moves(self) -> bool:
+        """Whether the next epoch runs in the main process after workers, or in workers after it.
+
+        Called between two epochs. If so, the service has let go of the graph, and `initialize` gets it anew.
+        """
+        return False
+
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
 

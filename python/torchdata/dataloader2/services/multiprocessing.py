@@ -65,8 +65,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2, and
             chooses between two epochs by who has waited for whom: more if loading limits the program, as many as
             the cores and the memory that there are permit (where work waits, up to 16 on fewer cores), fewer if
-            training does. The order of the items stays the same; if it would
-            depend on the number, a line says why, and 2 are kept. A line tells each choice, too.
+            training does, and none, so that the main process runs the graph, if items take longer to come from workers
+            than to be made. The order of the items stays the same; if it would depend on the number, a
+            line says why, and 2 are kept. A line tells each choice, too.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few; in
             later epochs workers are further ahead if items take so different times that main waits for them, as far as
@@ -165,6 +166,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
+        #: Whether "auto" has the main process run the graph.
+        self._is_in_main = False
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -188,8 +191,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         branch = graph.at(branches[0])
         self._dispatches = dispatching is not None
-        self._steer(graph, branch, dispatching)
-        self._shifts = self._start(branch.end, None if dispatching is None else dispatching.end)
+        if self._shifts is None:
+            self._steer(graph, branch, dispatching)
+            self._shifts = self._start(branch.end, None if dispatching is None else dispatching.end)
         output = self._worker_output = WorkerOutput(
             self._shifts.children,
             lasts(branch, dispatching),
@@ -200,6 +204,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         end: DataPipe = put_in_place(graph, branch.end, output)
         self._end_datapipe = end
         return end
+
+    def moves(self) -> bool:
+        """Whether "auto" has chosen the main process for the next epoch after workers, or workers after it."""
+        number = None if self._steering is None else self._steering.move()
+        if number is None:
+            return False
+        self._is_in_main = number == 0
+        self._end_datapipe = self._worker_output = None
+        return True
 
     def _warn_of_copies(self, graph: Graph) -> None:
         """Warns of items that several workers would yield, unless functions of the user's may divide them."""
@@ -265,9 +278,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes there are, or are to be; under "auto" those that there are at present."""
+        """How many worker processes there are, or are to be; under "auto" those that there are at present, or 0."""
         if self._shifts is not None:
-            return self._shifts.children.num_workers
+            return 0 if self._is_in_main else self._shifts.children.num_workers
         return self._begins_with if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
@@ -299,7 +312,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def engine_processes(self) -> Children | None:
         """The processes that are at work, once initialised."""
-        return self._children
+        return None if self._is_in_main else self._children
 
     @property
     def _children(self) -> Children | None:
@@ -319,9 +332,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Seeds the pipes in main and starts the epoch in all processes."""
         end = self._initialised()
         set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch is not to depend on what is drawn
+        if self._steering is not None:
+            self._steer_epoch(self._steering, self._worker_output, iter_reset_fn)
         if self._worker_output is not None:
-            if self._steering is not None:
-                self._steer_epoch(self._steering, self._worker_output, iter_reset_fn)
             generator = copy.copy(seed_generator)
             # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
             # process's; what it draws is shared, and so the same whatever its number.
@@ -329,14 +342,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     @staticmethod
-    def _steer_epoch(steering: Steering, output: WorkerOutput, iter_reset_fn: ResetFn | None) -> None:
+    def _steer_epoch(steering: Steering, output: WorkerOutput | None, iter_reset_fn: ResetFn | None) -> None:
         if iter_reset_fn is not None:
             steering.keep("the reset function of another reading service may make each worker another one")
         steering.begin_epoch(output)
 
     def finalize_iteration(self) -> None:
         """Ends the epoch: nobody runs ahead for it any more."""
-        if self._shifts is not None:
+        if self._shifts is not None and not self._is_in_main:
             self._shifts.children.collector.stop()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
@@ -359,7 +372,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
         """Halts prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
         pause_pipes(self._main_graph())
-        self._running().collector.pause()
+        if not self._is_in_main:
+            self._running().collector.pause()
         if pause_fn is not None:
             self._call(pause_fn)
 
@@ -368,7 +382,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         end = self._main_graph()
         if resume_fn is not None:
             self._call(resume_fn)
-        self._running().collector.resume()
+        if not self._is_in_main:
+            self._running().collector.resume()
         resume_pipes(end)
 
     def _limit(
@@ -376,19 +391,22 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> None:
         """Applies `limit_fn` to the graphs of all processes; the loader itself counts what it hands out."""
         if limit_fn is not None:
-            in_children = num_batches if self._dispatches else None
-            self._call(_Limit(limit_fn, in_children))
+            if not self._is_in_main:
+                self._call(_Limit(limit_fn, num_batches if self._dispatches else None))
             limit_fn(self._initialised(), num_batches)
 
     def _call(self, function: Callable[[DataPipe], object]) -> None:
         """Applies a function to the graph of each process."""
         if self._steering is not None:
             self._steering.keep("a function was applied to their graphs, which others would not have")
-        self._running().call(function)
+        if self._is_in_main:
+            function(self._initialised())
+        else:
+            self._running().call(function)
 
     def _main_graph(self) -> DataPipe:
         end = self._initialised()
-        if self._worker_output is None:
+        if self._worker_output is None and not self._is_in_main:
             raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
         return end
 

@@ -103,6 +103,17 @@ class Shifts:
         self._old.retire()
         self._end_old()
 
+    def dismiss(self) -> None:
+        """Ends the processes, because main runs the next epochs. Their counts stay."""
+        self.children.retire()
+        self.children.shutdown()
+
+    def call_back(self, number: int) -> None:
+        """Starts so many workers after `dismiss`."""
+        children = self.start_others(number)
+        warn_of_stalls(children, self.children.stall_warning)
+        self.children = children
+
     def _end_old(self) -> None:
         if self._old is not None:
             self._old.shutdown()

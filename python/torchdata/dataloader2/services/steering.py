@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torchdata import _machine as machine
+from torchdata._observe.show.table import duration
 from torchdata._observe.stats.reading import read_board, summarise
 from torchdata.dataloader2.services import choosing
 
@@ -62,6 +63,10 @@ class Steering:
         self._looks = 0
         #: Before the last change: how many workers there were, and items a second.
         self._before: tuple[int, float] | None = None
+        #: For the next epoch: 0 if it runs in main after workers, or how many workers after main.
+        self._next: int | None = None
+        #: While main runs the graph: how many workers there were, and the seconds that each item was waited for.
+        self._dismissed: tuple[int, float] | None = None
 
     def prepare(self, number: int) -> tuple[int, int]:
         """How often the workers, who are so many at first, may be replaced, and how many there may be."""
@@ -78,23 +83,49 @@ class Steering:
             self.workers = False
             self._tell(f'num_workers="auto" keeps {self._service.num_workers} workers: {why}')
 
+    def _keep_because_of(self, number: int, error: Exception) -> None:
+        self.keep(f"{number} could not be started ({type(error).__name__}: {error})")
+
     def _tell(self, line: str) -> None:
         self.choices.append(line)
         say(line)
 
-    def begin_epoch(self, output: WorkerOutput) -> None:
-        """Chooses for the epoch that is about to begin, and for those behind it."""
-        if output.goes_on or not (self.workers or self.window):
+    def move(self) -> int | None:
+        """Lets main run the next epoch after workers, or workers after main, if that was chosen.
+
+        Returns:
+            How many workers there are now; None if nothing has moved.
+        """
+        number, self._next = self._next, None
+        if number is None:
+            return None
+        if number == 0:
+            self._shifts.dismiss()
+        else:
+            try:
+                self._shifts.call_back(number)
+            except Exception as error:
+                self._keep_because_of(number, error)
+                return None
+        self._count_anew()
+        return number
+
+    def begin_epoch(self, output: WorkerOutput | None) -> None:
+        """Chooses for the epoch that is about to begin, and for those behind it. `output` is None in main."""
+        if (output is not None and output.goes_on) or not (self.workers or self.window):
             return
         board = self._shifts.children.stats
         stats = summarise(read_board(board), self._since)
-        if self.window:
+        if self.window and output is not None:
             self._choose_window(stats)
         if self.workers and self._are_new and stats.items and stats.seconds < PATIENCE:
             self._count_anew()  # the processor time of their start would weigh too much
             self._are_new = False
         elif self.workers and _is_ripe(stats):
-            self._choose_workers(output, stats)
+            if output is None:
+                self._compare_main(stats)
+            else:
+                self._choose_workers(output, stats)
 
     def _choose_window(self, stats: LoaderStats) -> None:
         children = self._shifts.children
@@ -126,10 +157,32 @@ class Steering:
                 return
         allowed = choosing.limits(self._shifts.most)
         choice = choosing.choose_workers(stats, allowed, _private_memory(stats), self._shifts.children.window)
-        if choice.number == now or self._changes >= MOST_CHANGES:
+        if choice.number == 0 and self._changes < MOST_CHANGES:  # so that workers can be called back
+            self._dismissed = now, choosing.waited_per_item(stats)
+            self._move(0, now, choice.reason)
+        elif choice.number in (0, now) or self._changes >= MOST_CHANGES:
             self._decide(now, choice.reason)
         else:
             self._change(output, choice, rate)
+
+    def _compare_main(self, stats: LoaderStats) -> None:
+        """Calls workers back if main needs longer for an item than an item of theirs was waited for."""
+        assert self._dismissed is not None
+        number, waited = self._dismissed
+        took = choosing.waited_per_item(stats)
+        if took <= choosing.GAIN * waited:
+            self._count_anew()  # work may become dearer
+            return
+        self._changes += 1
+        self._before = None
+        words = f"an item takes the main process {duration(took)}, and took {duration(waited)} to come from workers"
+        self._move(number, 0, words)
+
+    def _move(self, number: int, had: int, reason: str) -> None:
+        """Lets main run the graph after this epoch, or workers again."""
+        self._next = number
+        self._are_new = True
+        self._tell(f'num_workers="auto": {number} workers instead of {had} after this epoch: {reason}')
 
     def _decide(self, number: int, reason: str) -> None:
         self.workers = False
@@ -141,7 +194,7 @@ class Steering:
         try:
             children = self._shifts.start_others(choice.number)
         except Exception as error:
-            self.keep(f"{choice.number} could not be started ({type(error).__name__}: {error})")
+            self._keep_because_of(choice.number, error)
             return
         self._shifts.replace(children, output.read_from)
         self._changes += 1
