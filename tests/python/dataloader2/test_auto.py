@@ -19,7 +19,12 @@ import pytest
 
 from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.dataloader2.services import steering
@@ -549,6 +554,21 @@ def test_workers_come_back_if_the_work_becomes_dearer_in_main(transport):
         assert got == in_order_of(shuffled(1200), 4, len(got))
         assert loader.stats().items == 1200 * len(got)
         assert "2 workers instead of 0 after this epoch: an item takes the main process 1" in loader.stats().choices[1]
+
+
+def test_a_sequence_of_services_moves_with_the_one_that_chooses(transport):
+    transport(made=1e-5)
+    several = SequentialReadingService(InProcessReadingService(2), MultiProcessingReadingService("auto", "fork"))
+    with DataLoader2(shuffled(1200), reading_service=several) as loader:
+        loader.seed(3)
+        workers = loader.reading_service.reading_services[1]
+        got: list[Any] = []
+        while len(got) < 10 and workers.num_workers:
+            got.append(list(loader))
+        got.append(list(loader))
+        assert workers.num_workers == 0
+        assert {process.role for process in loader.stats().processes} == {"main", "replaced"}
+        assert got == in_order_of(shuffled(1200), 3, len(got))
 
 
 def test_main_and_workers_change_a_few_times_and_then_no_more(transport):

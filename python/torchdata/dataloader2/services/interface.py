@@ -87,7 +87,7 @@ class ReadingServiceInterface(ABC):
 
     @abstractmethod
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Takes over the pipe graph. Called once, before the first epoch.
+        """Takes over the pipe graph. Called before the first epoch, and again if a service of the loader has moved.
 
         Args:
             datapipe: the last pipe of the loader's graph.

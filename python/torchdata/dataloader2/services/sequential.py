@@ -156,6 +156,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in self._contracts:
             service.before_initialize(full_stats, workers)
 
+    def moves(self) -> bool:
+        """Whether one of the services moves. All get the graph anew then, in their order."""
+        return any([service.moves() for service in self._contracts])
+
     def count_shares(self) -> Shares:
         """The shares of all services: each rank has its workers."""
         workers, ranks = 0, None
