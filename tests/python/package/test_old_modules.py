@@ -127,10 +127,10 @@ def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = []
-    wait = shutdown._wait
+    wait = shutdown.wait_for_all
     monkeypatch.setattr(
         shutdown,
-        "_wait",
+        "wait_for_all",
         lambda children, seconds, *rest: given.append(seconds) or wait(children, seconds, *rest),
     )
     monkeypatch.setattr("torchdata._constants.default_dl2_worker_join_timeout_in_s", 1000.0)

@@ -15,7 +15,7 @@ from typing import Any
 from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, shown
 
-__all__ = ["ArrowSource", "arrow_source"]
+__all__ = ["ArrowChunks", "ArrowFragments", "ArrowSource", "IcebergFiles", "arrow_source"]
 
 #: What a source is made of, for messages.
 _KINDS = "a pyarrow data set or table, a table of deltalake or pyiceberg, a path, or a list of paths"
@@ -53,7 +53,7 @@ class ArrowSource:
                 raise ValueError(f"ArrowReader: there is no column {column!r}; there are {self.schema.names}")
 
 
-class _Fragments(ArrowSource):
+class ArrowFragments(ArrowSource):
     """The row groups, or files, of a pyarrow data set, of which the filter leaves some.
 
     Args:
@@ -112,7 +112,7 @@ def _family(kind: Any) -> str:
     return str(kind)
 
 
-class _Chunks(ArrowSource):
+class ArrowChunks(ArrowSource):
     """The chunks of a table in memory."""
 
     def __init__(self, table: Any, filter: Any) -> None:
@@ -127,7 +127,7 @@ class _Chunks(ArrowSource):
         return table if columns is None else table.select(columns)
 
 
-class _IcebergFiles(ArrowSource):
+class IcebergFiles(ArrowSource):
     """The data files of an Iceberg table, as its library plans to read them: with deletes, and columns by their ids."""
 
     def __init__(self, table: Any, filter: Any) -> None:
@@ -165,9 +165,9 @@ def arrow_source(source: Any, filter: Any, format: str) -> ArrowSource:
     arrow, dataset = _arrow(), _arrow("pyarrow.dataset")
     library = type(source).__module__.partition(".")[0]
     if library == "pyiceberg":
-        return _IcebergFiles(source, filter)
+        return IcebergFiles(source, filter)
     if library == "deltalake":
-        return _Fragments(source.to_pyarrow_dataset(), filter, lacks=True)
+        return ArrowFragments(source.to_pyarrow_dataset(), filter, lacks=True)
     if isinstance(source, arrow.RecordBatch):
         source = arrow.Table.from_batches([source])
     elif isinstance(source, (str, os.PathLike)) or (
@@ -181,7 +181,7 @@ def arrow_source(source: Any, filter: Any, format: str) -> ArrowSource:
             error.add_note(f"ArrowParts cannot open {shown(source)}.")
             raise
     if isinstance(source, arrow.Table):
-        return _Chunks(source, filter)
+        return ArrowChunks(source, filter)
     if isinstance(source, dataset.Dataset):
-        return _Fragments(source, filter)
+        return ArrowFragments(source, filter)
     raise TypeError(f"ArrowParts: source must be {_KINDS}, but got {shown(source)} of type {type(source).__name__}")

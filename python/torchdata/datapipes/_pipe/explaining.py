@@ -14,7 +14,7 @@ from torchdata._redacting import redact_error
 from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 
-__all__ = ["explain", "note_index"]
+__all__ = ["explain", "not_the_end", "note_index"]
 
 #: The attribute in which an exception carries the index at which a data set has failed, until a pipe is asked for more.
 _INDEX = "_torchdata_index"
@@ -101,3 +101,20 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
 def _ordinal(number: int) -> str:
     teens = number % 100 in (11, 12, 13)
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def not_the_end(name: str, error: BaseException) -> BaseException:
+    """The error of a function: a StopIteration would look like the end of the data (see PEP 479).
+
+    Args:
+        name: of the pipe that called the function.
+        error: its error.
+    """
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(
+        f"{name}: the function raised StopIteration, which would end the iteration although the source has more items; "
+        "catch it in the function (`next(iterator, default)` does not raise it)"
+    )
+    raised.__cause__ = error
+    return raised

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+from torchdata._reporting import name_of
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
@@ -19,7 +21,7 @@ from torchdata.datapipes.datapipe import token_of
 class _Raising:
     """An iterator that raises, and has ended then."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._errors = [error]
 
     def __iter__(self) -> _Raising:
@@ -64,7 +66,7 @@ class Unfolding:
                     parts = parts_of(item)
                 except Exception as error:
                     # Raised by the chain as one of the parts, it ends neither that nor this generator.
-                    yield _Raising(error)
+                    yield _Raising(not_the_end(name_of(self), error))
                     continue
                 members: Any = parts if type(parts) in sliced else listed(parts)
                 if members is None:

@@ -1,6 +1,7 @@
 """Pipes that are read by index."""
 
 from torchdata._publishing import publish
+from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, IcebergFiles
 from torchdata.datapipes._pipe.torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map.arrow import ArrowParts
@@ -25,5 +26,5 @@ __all__ = [
     "Zipper",
 ]
 
-publish(globals(), _Column)
+publish(globals(), ArrowChunks, ArrowFragments, IcebergFiles, _Column)
 pair_with_torch("torch.utils.data.datapipes.map", globals())

@@ -13,6 +13,7 @@ from typing import Any
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import Work
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 __all__ = ["Pool"]
@@ -63,7 +64,7 @@ class _Work(ReadAhead):
         except BaseException as error:
             # An item that cannot change is kept, as an error need not pickle: a state holds the item instead.
             kept = (item,) if type(item) in PLAIN_TYPES else None
-            self.queue.fail(slot, _not_the_end(without_own_frame(error)), None, kept)
+            self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
             self.queue.put(slot, result)
 
@@ -185,15 +186,3 @@ def _broken(cause: BaseException) -> Exception:
     error = BrokenThreadPool(f"ThreadPoolMapper: the initializer of a thread failed: {cause!r}")
     error.__cause__ = cause
     return error
-
-
-def _not_the_end(error: BaseException) -> BaseException:
-    """A StopIteration of the function would look like the end of the data (see PEP 479)."""
-    if not isinstance(error, StopIteration):
-        return error
-    raised = RuntimeError(
-        "ThreadPoolMapper: the function raised StopIteration, which would end the iteration although the source has "
-        "more items; catch it in the function (`next(iterator, default)` does not raise it)"
-    )
-    raised.__cause__ = error
-    return raised
