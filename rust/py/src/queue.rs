@@ -79,6 +79,8 @@ impl Window {
 
 /// An item that was claimed: its slot, its number, the state of the source after it, and whether it is small.
 type Claimed = (Slot, Option<Index>, Option<Py<PyAny>>, bool);
+/// What was claimed, and the items themselves.
+type ClaimedItems = (Vec<Claimed>, Vec<Py<PyAny>>);
 
 /// Strings up to this length are small.
 const SHORT: ffi::Py_ssize_t = 256;
@@ -312,12 +314,7 @@ impl ReadAheadQueue {
 
     /// Waits for items that were handed over, and takes some: only if all are small more than one, and `most` at most. None if
     /// no more will come. What is taken is told by its slot, its number, its mark and whether it is small.
-    fn claim_some(
-        &self,
-        py: Python<'_>,
-        most: usize,
-        sharers: usize,
-    ) -> PyResult<Option<(Vec<Claimed>, Vec<Py<PyAny>>)>> {
+    fn claim_some(&self, py: Python<'_>, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         loop {
             match queue.claim_some(most, sharers, |entry| entry.is_small) {
