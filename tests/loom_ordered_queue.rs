@@ -67,6 +67,40 @@ impl Shared {
         }
     }
 
+    /// Makes so many items, each of which it hands over to whoever claims it.
+    fn hand_over(&self, count: usize) {
+        let mut reserved = None;
+        for item in 0..=count {
+            let slot = reserved.take().or_else(|| match self.queue.reserve(EVER) {
+                Reserve::Granted(slot) => Some(slot),
+                Reserve::Closed => None,
+                Reserve::TimedOut => unreachable!("it has all the time there is"),
+            });
+            let Some(slot) = slot else { return };
+            if item == count {
+                self.queue.put(slot, Outcome::End(None));
+            } else {
+                reserved = self.queue.hand_over(slot, item);
+            }
+        }
+    }
+
+    /// Takes items that were handed over, up to two at a time, until no more will come. Gives the second one back once.
+    fn serve_some(&self) {
+        let mut gives_back = true;
+        while let Some(mut claimed) = self.queue.claim_some(2, 1, |_| true) {
+            if claimed.is_empty() {
+                self.queue.wait_claimable_some(EVER);
+            }
+            if claimed.len() > 1 && std::mem::take(&mut gives_back) {
+                self.queue.hand_back(claimed.split_off(1));
+            }
+            for (slot, item) in claimed {
+                self.queue.put(slot, Outcome::Item(item));
+            }
+        }
+    }
+
     fn hold(&self) {
         let still = self.queue.hold();
         assert!(still.wait(EVER));
@@ -191,6 +225,32 @@ fn two_workers_that_claim_wake_each_other() {
         shared.queue.submit(1);
         assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
         assert_eq!(shared.queue.pop(EVER), Pop::Item(1));
+        shared.queue.close();
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn items_that_are_handed_over_reach_whoever_claims_them() {
+    explore(2, || {
+        let shared = Shared::new(2);
+        let others = [
+            beside(&shared, |it| it.hand_over(2)),
+            beside(&shared, Shared::serve_some),
+            beside(&shared, Shared::serve_some),
+        ];
+        shared.consume(2);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn whoever_hands_over_or_claims_is_woken_by_the_end_of_a_hold_and_by_closing() {
+    explore(2, || {
+        let shared = Shared::new(1);
+        let others =
+            [beside(&shared, |it| it.hand_over(2)), beside(&shared, Shared::serve_some), beside(&shared, Shared::hold)];
+        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
         shared.queue.close();
         others.into_iter().for_each(|other| other.join().unwrap());
     });

@@ -653,6 +653,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.closed = true;
         drop(state);
+        self.room.notify_all();
         self.work.notify_all();
         self.filled.notify_all();
         self.still.notify_all();
