@@ -8,4 +8,4 @@ from torchdata.datapipes.utils.pinning import pin_memory_fn
 
 __all__ = ["StreamWrapper", "TooManySkipped", "janitor", "pin_memory_fn", "to_graph"]
 
-publish(globals())
+publish(globals(), TooManySkipped)
