@@ -52,8 +52,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The collate function's state then, if the dataset is read again from its beginning.
         self._collate: Any = None
-        #: The index that was drawn last and whose batch was not given, with what was skipped before it.
-        self._drawn: tuple[Any, Counts | None] = _NONE, None
+        #: The index that was drawn last.
+        self._index: Any = _NONE
+        #: What was skipped before it, if anything may be.
+        self._counts: Counts = {}, 0
         if state is not None and not is_over(state):
             self._go_on(state)
             return
@@ -117,47 +119,47 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return self._reading.is_iterable and all(one is None for one in states)
 
     def _next_data(self) -> Any:
-        while (data := self._read_next()) is NOTHING:
-            self._drawn = _NONE, None  # it is passed over
+        skipped, data = self._skipped, NOTHING
+        while data is NOTHING:
+            self._index = _NONE  # a batch of which all was skipped is passed over
+            if skipped is not None:
+                self._counts = skipped.counts
+            self._index = self._next_index()
+            if not self._marks:
+                self._marks = {name: mark_of(name) for name in GLOBAL}
+            self._reader.keep_place()
+            data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data
 
-    def _read_next(self) -> Any:
-        """The batch of the next index; `NOTHING` if all of it was skipped."""
-        skipped = self._skipped
-        self._drawn = index, _ = self._next_index(), None if skipped is None else skipped.counts
-        if not self._marks:
-            self._marks = {name: mark_of(name) for name in GLOBAL}
-        self._reader.keep_place()
-        if skipped is None:
-            return self._reader.read(index)
+    def _read_counting(self, skipped: Skipped) -> Any:
+        """The batch of the index that was drawn; `NOTHING` if all of it was skipped."""
         try:
-            data = self._reader.read(index)
+            data = self._reader.read(self._index)
         except Exception:
-            self._note_skipped(skipped, index)
+            self._note_skipped(skipped)
             raise
-        self._note_skipped(skipped, index)
+        self._note_skipped(skipped)
         return data
 
-    def _note_skipped(self, skipped: Skipped, index: Any) -> None:
+    def _note_skipped(self, skipped: Skipped) -> None:
         found = self._reader.skipped
-        skipped.count(self._reading.samples_of(index), found)
+        skipped.count(self._reading.samples_of(self._index), found)
         skipped.tell(found)
 
     def next(self) -> Any:
         """The next batch, for one thread at a time."""
-        yielded, self._drawn = self._num_yielded, (_NONE, None)
+        yielded, self._index = self._num_yielded, _NONE
         try:
             return StatefulIterator.__next__(self)
         except Exception:
             raise
         except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded
-            index, counts = self._drawn
-            if index is not _NONE and self._num_yielded == yielded:
-                self._order.put_back(index)
-                if self._skipped is not None and counts is not None:
-                    self._skipped.counts = counts
+            if self._index is not _NONE and self._num_yielded == yielded:
+                self._order.put_back(self._index)
+                if self._skipped is not None:
+                    self._skipped.counts = self._counts
             raise
 
     def state_dict(self) -> dict[str, Any]:
