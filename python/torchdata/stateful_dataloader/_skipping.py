@@ -106,6 +106,7 @@ class SkippingFetcher(_MapDatasetFetcher):
                     "on_error does not skip it: __getitems__ of the dataset returns no list of samples "
                     f"({type(found).__name__}), so those of a batch cannot be read one by one",
                 )
+                self.skipped = []
                 raise error
             data.extend(found)
         return data
