@@ -24,6 +24,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import state_of
 from torchdata.stateful_dataloader._pinning import pinned
 from torchdata.stateful_dataloader._reading import Reader
+from torchdata.stateful_dataloader._skipping import NOTHING, Counts, Skipped
 from torchdata.stateful_dataloader._state import is_over
 
 __all__ = ["InProcessIterator"]
@@ -53,6 +54,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._collate: Any = None
         #: The index that was drawn last.
         self._index: Any = _NONE
+        #: What was skipped before it, if anything may be.
+        self._counts: Counts = {}, 0
         if state is not None and not is_over(state):
             self._go_on(state)
             return
@@ -116,14 +119,34 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return self._reading.is_iterable and all(one is None for one in states)
 
     def _next_data(self) -> Any:
-        self._index = self._next_index()
-        if not self._marks:
-            self._marks = {name: mark_of(name) for name in GLOBAL}
-        self._reader.keep_place()
-        data = self._reader.read(self._index)
+        skipped, data = self._skipped, NOTHING
+        while data is NOTHING:
+            self._index = _NONE  # a batch of which all was skipped is passed over
+            if skipped is not None:
+                self._counts = skipped.counts
+            self._index = self._next_index()
+            if not self._marks:
+                self._marks = {name: mark_of(name) for name in GLOBAL}
+            self._reader.keep_place()
+            data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data
+
+    def _read_counting(self, skipped: Skipped) -> Any:
+        """The batch of the index that was drawn; `NOTHING` if all of it was skipped."""
+        try:
+            data = self._reader.read(self._index)
+        except Exception:
+            self._note_skipped(skipped)
+            raise
+        self._note_skipped(skipped)
+        return data
+
+    def _note_skipped(self, skipped: Skipped) -> None:
+        found = self._reader.skipped
+        skipped.count(self._reading.samples_of(self._index), found)
+        skipped.tell(found)
 
     def next(self) -> Any:
         """The next batch, for one thread at a time."""
@@ -135,6 +158,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded
             if self._index is not _NONE and self._num_yielded == yielded:
                 self._order.put_back(self._index)
+                if self._skipped is not None:
+                    self._skipped.counts = self._counts
             raise
 
     def state_dict(self) -> dict[str, Any]:

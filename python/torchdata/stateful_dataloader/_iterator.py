@@ -20,6 +20,7 @@ from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
+from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._state import is_over, laid_out
 
 __all__ = ["StatefulIterator", "logger"]
@@ -60,6 +61,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._finished = False
         #: Whether an epoch of the state was over, and its workers would have lived on.
         self._lives_on = False
+        #: What is skipped of the epoch; None if nothing may be.
+        self._skipped = Skipped.of(loader, None if state is None or is_over(state) else state["skipped"])
         #: Batches to pass over, of a state that says no more.
         self._passing_over = 0
         if state is None:
@@ -91,6 +94,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             collate_fn=self._collate_fn,
             drop_last=self._drop_last,
             batch_size=loader.batch_size,
+            skips=self._skipped is not None,
         )
 
     def _begin_drawing(self, loader: Any) -> None:
@@ -110,6 +114,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             return super().__next__()
         except StopIteration:
             self._finished = True
+            if self._skipped is not None:
+                self._skipped.end()
             raise
 
     def _count(self) -> None:
@@ -158,6 +164,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             "is_iterable": reading.is_iterable,
             "last_worker": last_worker,
         }
+        if self._skipped is not None:
+            ours = ours | {"skipped": self._skipped.state()}
         return laid_out(main, places, ours, self._num_workers)
 
     @abstractmethod

@@ -25,6 +25,7 @@ from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._frozen import copied, freeze
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._order import state_of
+from torchdata.stateful_dataloader._skipping import SkippingFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
@@ -51,11 +52,17 @@ class Reading:
     drop_last: bool
     #: Samples of a batch, if an iterable dataset is read in batches.
     batch_size: int | None
+    #: Whether indices are skipped at which the dataset raises.
+    skips: bool = False
 
     @property
     def is_iterable(self) -> bool:
         """Whether the dataset is read from its beginning to its end, rather than by index."""
         return self.kind == _DatasetKind.Iterable
+
+    def samples_of(self, index: Any) -> int:
+        """How many samples an index of the sampler asks for."""
+        return len(index) if self.auto_collation else 1
 
     def iterable_index(self) -> Any:
         """The indices that torch's sampler gives for an iterable dataset."""
@@ -106,6 +113,11 @@ class Reader:
         return any(isinstance(part, Stateful) for part in parts)
 
     @property
+    def skipped(self) -> list[dict[str, Any]]:
+        """What was skipped of the last batch that was asked for, see `SkippingFetcher`."""
+        return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
+
+    @property
     def has_ended(self) -> bool:
         """Whether the iterable dataset has come to its end."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
@@ -149,9 +161,11 @@ class Reader:
 
     def _fetch_anew(self) -> None:
         reading, create = self.reading, _DatasetKind.create_fetcher
-        self._fetcher = create(  # type: ignore[no-untyped-call]
-            reading.kind, reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
-        )
+        how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
+        if reading.skips:
+            self._fetcher = SkippingFetcher(*how)
+        else:
+            self._fetcher = create(reading.kind, *how)  # type: ignore[no-untyped-call]
         self._fetched = 0
         self._keeps = self.reading.is_iterable and self.restores_place
 
@@ -234,7 +248,7 @@ class Reader:
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """The batch of an index, or the next one of an iterable dataset.
+        """The batch of an index, or the next one of an iterable dataset; `NOTHING` if all of it was skipped.
 
         Raises:
             StopIteration: the iterable dataset has no more.

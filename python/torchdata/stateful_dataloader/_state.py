@@ -9,6 +9,7 @@ what they mean there, as of what the user was given. Further data stand under on
   user's sampler, and out of order; "indices_since": how many indices its state is behind
 - "batch_size": how many samples a batch has, if the sampler tells
 - "epoch": that of a `DistributedSampler`
+- "skipped": if samples may be skipped, how many were, by kind of exception, and how many were seen
 - "workers", or with no worker "reading": by worker what its place has beyond the state of the dataset, see `_reading`
 - "unstarted": nothing was read yet
 """
@@ -223,9 +224,18 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "indices_since": whole(ours.get("indices_since", 0), "indices_since"),
         "batch_size": None if size is None else whole(size, "batch_size", least=1),
         "epoch": None if epoch is None else whole(epoch, "epoch", least=-_MANY),
+        "skipped": _read_skipped(ours.get("skipped")),
         "unstarted": bool(ours.get("unstarted", False)),
         "is_ours": OURS in state,
     }
+
+
+def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
+    """By kind of exception, how many samples were skipped, and how many were seen."""
+    if saved is None:
+        return None
+    kinds = {str(kind): whole(count, "skipped") for kind, count in saved["kinds"].items()}
+    return kinds, whole(saved["seen"], "seen", least=sum(kinds.values()))
 
 
 def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pinning import PinnedUnits
 from torchdata.stateful_dataloader._pool import Pool
 from torchdata.stateful_dataloader._reading import NO_PLACE
+from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._state import is_over
 from torchdata.stateful_dataloader._worker import Job
 
@@ -216,6 +217,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins another epoch with the same workers. Other threads that read the last one are told."""
         if not self._finished:
             self._left_behind = self._readers - {threading.get_ident()}
+        self._skipped = Skipped.of(loader, None)
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 
@@ -284,8 +286,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             return None
         self._readers.add(threading.get_ident())
         _, _, batch, news = unit
+        if news is not None and self._skipped is not None:
+            self._skipped.tell(news.get("skipped", []))
         if news is not None and "failure" in news:
             reraise(news["failure"])
+        if news is not None and "empty" in news:
+            return None  # it is passed over
         self._count()
         return (batch,)
 
@@ -297,7 +303,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news is not None and "ended" in news:
             progress.ended = True
         else:
-            progress.count(self._waiting.pop(number, None))
+            index = self._waiting.pop(number, None)
+            progress.count(index)
+            if self._skipped is not None:
+                self._skipped.count(self._reading.samples_of(index), (news or {}).get("skipped", []))
         if news is not None and "after" in news:
             progress.stand(news["after"])
         if progress.ended and "failure" not in (news or {}):
@@ -339,6 +348,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._finished = True
         if not self._persistent_workers:
             self.shutdown()
+        if self._skipped is not None:
+            self._skipped.end()
 
     def shutdown(self) -> None:
         """Ends the workers. The state stays. A thread that waits for a batch is told."""

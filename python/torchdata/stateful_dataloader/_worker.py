@@ -9,6 +9,7 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 
 - "before", "after": the frozen place of the reading before this batch, or after it
 - "failure": why there is no batch
+- "skipped": what was skipped of it; "empty": that was all of it
 - "ended": the iterable dataset has no more; "filler": nothing, to let another worker have the first turn
 """
 
@@ -38,6 +39,7 @@ from torchdata.stateful_dataloader._cadence import Cadence, Watch
 from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._reading import Reader, Reading
 from torchdata.stateful_dataloader._shipping import holds_shared_memory
+from torchdata.stateful_dataloader._skipping import NOTHING
 
 __all__ = ["NO_ORDER", "Job", "Received"]
 
@@ -311,7 +313,12 @@ class _Batches(Iterator[Unit]):
                 return self._end(news)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         except BaseException as error:
+            news = _with_skipped(news, reader)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
+        if reader.skipped:
+            news = _with_skipped(news, reader)
+            if batch is NOTHING:
+                batch, news = None, {**(news or {}), "empty": True}
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._place_after(now, now - began)) is not None:
                 news = {**(news or {}), "after": frozen}
@@ -371,6 +378,11 @@ class _Batches(Iterator[Unit]):
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Puts an error in the place of the unit that could not be sent."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
+
+
+def _with_skipped(news: dict[str, Any] | None, reader: Reader) -> dict[str, Any] | None:
+    """The news of a unit, and what was skipped of its batch."""
+    return {**(news or {}), "skipped": reader.skipped} if reader.skipped else news
 
 
 def _seed(base_seed: int, worker_id: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torchdata._engine.errors import WorkerExitedError
+from torchdata.datapipes._pipe.skipping import TooManySkipped
 
-__all__ = ["WorkerExitedError", "WorkerTimeoutError"]
+__all__ = ["TooManySkipped", "WorkerExitedError", "WorkerTimeoutError"]
 
 
 class WorkerTimeoutError(RuntimeError, TimeoutError):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
@@ -25,6 +26,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
 from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
+from torchdata.stateful_dataloader._skipping import check_on_error
 from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
@@ -87,10 +89,21 @@ class StatefulDataLoader(DataLoader[T_co]):
             `on_worker_exit="restart"` does, with a `RuntimeWarning` that brings its Python stacks. By itself it does
             not do that for workers that die otherwise. A worker has twice as long at a batch for each that was killed
             at it, and a minute at least before its first.
+        on_error: what becomes of a sample at which `dataset[index]`, or `__getitems__`, raises: "raise" raises it, and
+            its batch is lost; "skip" leaves it out of its batch, which is shorter then, and a batch of which nothing is
+            left is passed over. For datasets with indices. `__getitems__` is called anew for each index of a batch at
+            which it has raised. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and deaths
+            of workers are never skipped. What was skipped is counted by the kind of exception; the counts stand in the
+            state and, at the end of an epoch, in a `RuntimeWarning`.
+        error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
+            samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
+        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `dataset`
+            (its class), `index`, `error`, `message` and `notes`. None: no file.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
-        TypeError: `multiprocessing_context` is none.
+        TypeError: `multiprocessing_context` is none, or `error_limit` no number.
+        TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
 
     Example:
         >>> from torchdata.stateful_dataloader import StatefulDataLoader
@@ -130,12 +143,16 @@ class StatefulDataLoader(DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
         on_worker_exit: Literal["error", "restart"] = "error",
         on_timeout: Literal["error", "restart"] = "error",
+        on_error: Literal["raise", "skip"] = "raise",
+        error_limit: int | float | None = None,
+        error_log: str | os.PathLike[str] | None = None,
     ) -> None:
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(
                 f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
             )
         check_on_timeout("StatefulDataLoader", on_timeout, timeout)
+        check_on_error(on_error, error_limit, error_log, is_iterable=isinstance(dataset, IterableDataset))
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
@@ -164,6 +181,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.on_worker_exit, self.on_timeout = on_worker_exit, on_timeout
+        self.on_error, self.error_limit = on_error, error_limit
+        self.error_log = None if error_log is None else os.fspath(error_log)
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:

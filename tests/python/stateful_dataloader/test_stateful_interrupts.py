@@ -20,7 +20,17 @@ from random_stateful.orders import PythonShuffled
 from random_stateful.running import plain, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:on_error has skipped"),
+]
+
+
+class Broken(Indexed):
+    """Some samples cannot be read, and now and then none of a batch."""
+
+    broken = frozenset(index for index in range(12_000) if index % 7 == 0 or index // 8 % 5 == 0)
 
 
 def loaders() -> dict[str, Callable[[], Any]]:
@@ -30,6 +40,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
         "torch's shuffle": lambda: StatefulDataLoader(Indexed(12_000), 8, shuffle=True, **options),
         "one by one": lambda: StatefulDataLoader(Indexed(3_000), None, **options),
         "as they are ready": lambda: StatefulDataLoader(Indexed(6_000), 4, in_order=False, **options),
+        "some are skipped": lambda: StatefulDataLoader(Broken(12_000), 8, on_error="skip", **options),
         "a stream": lambda: StatefulDataLoader(EpochAtEnd(4_000), 2, **options),
     }
 
@@ -53,10 +64,14 @@ def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str)
     while seed < 2 or presses < 8:  # an epoch is over in milliseconds: who presses may be late for it on a busy machine
         assert seed < 30, "Ctrl-C hardly ever came"
         seed_all(3)
-        got, more = taken(loaders()[kind](), seed)
+        loader = loaders()[kind]()
+        got, more = taken(loader, seed)
         if kind == "as they are ready":
             got, expected = sorted(got), sorted(expected)
         assert got == expected, f"seed {seed}, after {more} presses"
+        if kind == "some are skipped":
+            skipped = loader.state_dict()["_torchdata_rs"]["skipped"]
+            assert (sum(skipped["kinds"].values()), skipped["seen"]) == (len(Broken.broken), 12_000)
         presses, seed = presses + more, seed + 1
 
 

@@ -9,6 +9,8 @@ and thread iterates the pipes.
 A pass can go on whose iterator outlives an exception: the built-in `map` and the iterator of `filter` do, which call a
 function for each item, and the chains of pipes that turn one item, or one stream, into several (`_drop_broken`). A
 generator that has raised has ended.
+
+`StatefulDataLoader` skips samples by itself, and shares the limits, words and lines of the log with these.
 """
 
 from __future__ import annotations
@@ -26,14 +28,29 @@ from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
 from torchdata.datapipes._pipe.traversal import iter_base, sources_of
 
-__all__ = ["TooManySkipped", "claim", "release", "skip", "skipped_of", "skipper_of", "table_of"]
+__all__ = [
+    "FEWEST",
+    "TooManySkipped",
+    "check_limit",
+    "claim",
+    "is_of_an_item",
+    "line_of",
+    "plus_one",
+    "release",
+    "skip",
+    "skipped_of",
+    "skipper_of",
+    "table_of",
+    "told_of",
+    "write_line",
+]
 
 #: A share is judged from so many items of a pipe on, and at the end of the pass.
 FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items have raised than the `limit` of `on_error` permits; the one that was too many is its cause."""
+    """More items have raised than the limit of `on_error` permits; of pipes, the one that was too many is its cause."""
 
 
 # -- who skips -----------------------------------------------------------------------------------------
@@ -88,11 +105,50 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
     return found
 
 
+def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
+    """Counts by kind of exception, with one more; a new dict, as a state may hold the old one."""
+    return {**kinds, kind: kinds.get(kind, 0) + 1}
+
+
 def table_of(skipped: dict[tuple[str, str], int]) -> str:
     """Counts by kind and place, the largest first, one line each."""
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
+
+
+def check_limit(who: str, name: str, limit: int | float | None) -> None:
+    """Checks a limit of skipped items.
+
+    Args:
+        who: who takes it.
+        name: the argument's name.
+        limit: how many items, or which share of them; None for any number.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, or a share over 1.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
+        raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
+    if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
+        raise ValueError(f"{who}: {name} must be a number of items, or a float from 0 to 1, but got {limit!r}")
+
+
+def told_of(count: int, limit: str, permitted: str, table: str, last: str = "") -> TooManySkipped:
+    """The error for too many.
+
+    Args:
+        count: how many were skipped.
+        limit: the limit, as an argument.
+        permitted: what it means, in words.
+        table: what was skipped.
+        last: a line on the last one.
+    """
+    return TooManySkipped(
+        f"on_error has skipped {count} items, more than {limit} permits ({permitted}):\n{table}\n{last}"
+        "Mend the data or the function, or raise the limit"
+    )
 
 
 def is_over(owner: Any, limit: int | float | None, *, at_the_end: bool = False) -> bool:
@@ -119,10 +175,7 @@ def too_many(owner: Any, limit: int | float | None) -> TooManySkipped:
     """The error for it."""
     count = sum(skipped_of(owner).values())
     share = f"{100 * limit:g} % of a pipe's items" if isinstance(limit, float) else f"{limit} items"
-    return TooManySkipped(
-        f"on_error has skipped {count} items, more than limit={limit!r} permits ({share}, in this process and epoch):\n"
-        f"{table_of(skipped_of(owner))}\nMend the data or the function, or raise the limit"
-    )
+    return told_of(count, f"limit={limit!r}", f"{share}, in this process and epoch", table_of(skipped_of(owner)))
 
 
 # -- an exception --------------------------------------------------------------------------------------
@@ -143,7 +196,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
     owner = None if reference is None else reference()
-    if record is None or owner is None or not isinstance(error, Exception) or not _is_of_an_item(error):
+    if record is None or owner is None or not is_of_an_item(error):
         return False
     if not _goes_on(datapipe, iterator):
         add_note(
@@ -153,11 +206,11 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
             "a function that map, filter or flatmap calls",
         )
         return False
-    kind = type(error).__name__
-    record.skipped = {**record.skipped, kind: record.skipped.get(kind, 0) + 1}
+    record.skipped = plus_one(record.skipped, type(error).__name__)
     token_of(datapipe).count_skipped()
     if owner.log is not None:
-        _write(owner.log, error, datapipe, yielded + sum(record.skipped.values()) - 1)
+        number = yielded + sum(record.skipped.values()) - 1
+        write_line(owner.log, {"pipe": name_of(datapipe), "item": number, "key": _key_of(error)} | line_of(error))
     if not is_over(owner, owner.limit):
         return True
     told = too_many(owner, owner.limit)
@@ -166,9 +219,9 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     return told
 
 
-def _is_of_an_item(error: Exception) -> bool:
+def is_of_an_item(error: BaseException) -> bool:
     """Whether an exception may be the fault of an item."""
-    return not (
+    return isinstance(error, Exception) and not (
         isinstance(error, MemoryError)
         or getattr(error, "never_skipped", False)
         or "_torchdata_invalid" in attributes_of(error)
@@ -189,16 +242,17 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
     return True
 
 
-def _write(path: str, error: Exception, datapipe: Any, number: int) -> None:
+def line_of(error: BaseException) -> dict[str, Any]:
+    """The part of a line of the log that tells of the exception."""
+    try:
+        message = str(error)
+    except Exception as failure:
+        message = f"its message cannot be had: {type(failure).__name__}"
+    return {"error": type(error).__name__, "message": message, "notes": notes_of(error)}
+
+
+def write_line(path: str, line: dict[str, Any]) -> None:
     """Appends a line of JSON about a skipped item to a file, in one piece: several processes may do so."""
-    line = {
-        "pipe": name_of(datapipe),
-        "item": number,
-        "key": _key_of(error),
-        "error": type(error).__name__,
-        "message": str(error),
-        "notes": notes_of(error),
-    }
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, f"{json.dumps(line, ensure_ascii=False, default=repr)}\n".encode(errors="replace"))
@@ -206,7 +260,7 @@ def _write(path: str, error: Exception, datapipe: Any, number: int) -> None:
         os.close(descriptor)
 
 
-def _key_of(error: Exception) -> str | None:
+def _key_of(error: BaseException) -> str | None:
     """The key or path of the item, as far as the function's first argument has one; None if it has none."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):

@@ -50,11 +50,29 @@ class Slow:
 # -- by index ----------------------------------------------------------------------------------------------
 
 
+class Broken(Exception):
+    """A sample of a data set cannot be read."""
+
+
 class Indexed(Slow, Dataset[Any]):
     """Samples by index."""
 
+    #: Indices at which it raises.
+    broken: frozenset[int] = frozenset()
+
     def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
+
+    def pause(self, number: float) -> None:
+        super().pause(number)
+        self.check(number)
+
+    def check(self, number: float) -> None:
+        """Raises if the sample is broken. One that is drawn has been drawn in part."""
+        if number in self.broken:
+            if "Noisy" in type(self).__name__:
+                drawn(self.draws)
+            raise (Broken if number % 2 else LookupError)(number)
 
     def __len__(self) -> int:
         return self.length
@@ -69,6 +87,8 @@ class AtOnce(Indexed):
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.pause(indices[0])
+        for index in indices[1:]:
+            self.check(index)
         return [1000 + index for index in indices]
 
 

@@ -91,16 +91,19 @@ def check(judge: Any, seed: int, method: str) -> int:
         Wrong: they show.
     """
     from beside import Wrong, difference, without
+    from random_stateful.judging import check_skipped
     from random_stateful.programs import program_of
 
     program = program_of(seed)
     if not program.workers or program.seeds == "none" or unknowable(program):
         return 0
-    whole = judge.phase(program, "whole", method=method)["epochs"]
+    found = judge.phase(program, "whole", method=method)
+    whole, skipped = found["epochs"], found["skipped"]
     killed = judge.phase(program, "whole", deaths=seed, method=method)
     count: int = killed["known"]["deaths"]
     if different := difference(killed["epochs"], whole, program.in_order):
         raise Wrong(f"with deaths: {different}")
+    check_skipped(program, killed["skipped"], skipped)
     if program.later_workers != program.workers or program.unknowable(over=program.stop_at == "end"):
         return count
     path = Path(judge.folder) / "killed"
@@ -119,6 +122,7 @@ def check(judge: Any, seed: int, method: str) -> int:
         expected = [without(expected[0], given, program.in_order), *expected[1:]]
     if different := difference(rest["epochs"], expected, program.in_order):
         raise Wrong(f"with deaths behind the state: {different}")
+    check_skipped(program, rest["skipped"], skipped[first:])
     return count + int(stop["known"]["deaths"]) + int(rest["known"]["deaths"])
 
 

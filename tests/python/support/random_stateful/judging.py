@@ -58,27 +58,40 @@ class Judge:
     def _judge(self, program: Program, verdict: Verdict) -> None:
         first, second = (Path(self.folder) / name for name in ("first", "second"))
         verdict.unknowable = program.unknowable(over=program.stop_at == "end")
-        whole = self.phase(program, "whole")["epochs"]
+        found = self.phase(program, "whole")
+        whole, skipped = found["epochs"], found["skipped"]
         stop = self.phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first)
         verdict.known, before = stop["known"], stop["epochs"]
         taken, over = verdict.known["taken"], verdict.known["over"]
         verdict.unknowable = program.unknowable(over)
         if program.seeds == "none":
-            whole = before
+            whole, skipped = before, stop["skipped"]
         elif different := difference(before, whole[: len(before)], program.in_order, cut=True):
             raise Wrong(f"two runs differ before the stop: {different}")
         if program.relayed:
             self.phase(program, "relay", source=first, target=second)
             first = second
         next_epoch = program.stop_epoch + over
-        rest = self.phase(program, "resume", source=first, first=next_epoch)["epochs"]
+        resumed = self.phase(program, "resume", source=first, first=next_epoch)
+        rest = resumed["epochs"]
         expected = whole[next_epoch:]
         if not over:
             given = before[program.stop_epoch][:taken] if taken else []
             expected = [without(expected[0], given, program.in_order), *expected[1:]]
         if different := difference(rest, expected, program.in_order):
             raise Wrong(f"behind the state: {different}")
+        check_skipped(program, resumed["skipped"], skipped[next_epoch:])
         if program.beside_torch and program.has_torch_s_order:
             theirs = self.phase(program, "torch")["epochs"]
             found = difference(whole, theirs, program.in_order)
             verdict.unlike = found and f"torch's own loader gives others: {found}"
+
+
+def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
+    """Compares the counts of what was skipped, by epoch.
+
+    Raises:
+        Wrong: they differ.
+    """
+    if found != expected and (program.in_order or not program.breaks):
+        raise Wrong(f"skipped {found}, and not {expected}")

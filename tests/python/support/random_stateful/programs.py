@@ -8,6 +8,8 @@ from typing import Any
 
 from random_stateful import datasets, orders
 
+#: From this seed on programs have data sets with indices, some of which are broken and skipped.
+SKIPPING = 1_000_000
 #: Epochs that are compared behind the epoch in which a program is stopped.
 BEHIND = 3
 
@@ -39,6 +41,8 @@ class Program:
     #: Whether the loader is given a generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
+    #: Indices at which the data set raises, which are skipped.
+    broken: tuple[int, ...] = ()
     #: "same": each run seeds all global generators alike; "another": the run that goes on takes another seed;
     #: "none": no run seeds any.
     seeds: str = "same"
@@ -110,7 +114,7 @@ class Program:
     def has_torch_s_order(self) -> bool:
         """Whether torch's own loader must give the same epochs."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
-        return stateless and self.in_order and not self.breaks and self.seeds != "none"
+        return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
     def unknowable(self, over: bool) -> str:
         """Why no loader can go on exactly with this program, or nothing.
@@ -140,6 +144,8 @@ class Program:
             parts.append("slow items")
         if self.indexed:
             parts.append(f"sampler: {self.sampler}")
+        if self.broken:
+            parts.append(f"skips {list(self.broken)}")
         if self.generator:
             parts.append("generator given")
         parts.append(f"batch_size={self.batch_size}")
@@ -160,7 +166,7 @@ class Program:
 def program_of(seed: int) -> Program:
     """The program of a seed."""
     chance = random.Random(seed)
-    indexed = chance.random() < 0.6
+    indexed = chance.random() < 0.6 or seed >= SKIPPING
     if indexed:
         dataset = chance.choices(datasets.MAPS, [6, 2, 3, 2, 1, 0.3, 1])[0]
         sampler = chance.choice(list(orders.SAMPLERS))
@@ -187,6 +193,8 @@ def program_of(seed: int) -> Program:
     choose_habits(program, chance)
     choose_moment(program, chance)
     choose_way(program, chance)
+    if seed >= SKIPPING:
+        choose_broken(program, chance)
     return program
 
 
@@ -226,6 +234,17 @@ def choose_moment(program: Program, chance: random.Random) -> None:
         program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
     if chance.random() < 0.25:
         program.peeks = tuple(sorted(chance.sample(range(10), chance.choice([1, 3, 5]))))
+
+
+def choose_broken(program: Program, chance: random.Random) -> None:
+    """Which samples are broken: some of them, many in a row, so that whole batches are, or all."""
+    numbers = range(program.length)
+    share = chance.choice([0.1, 0.3, 0.6, 1.0 if program.length < 8 else 0.9])
+    broken = {number for number in numbers if chance.random() < share}
+    if chance.random() < 0.5:
+        first = chance.randrange(program.length + 1)
+        broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
+    program.broken = tuple(sorted(broken))
 
 
 def choose_way(program: Program, chance: random.Random) -> None:

@@ -125,6 +125,8 @@ class Run:
         self.resumed = phase in ("relay", "resume")
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
+        #: By epoch, what was skipped of what the program got, if anything may be.
+        self.skipped: list[Any] = []
 
     def loader(self) -> Any:
         if self.phase == "torch":
@@ -150,6 +152,9 @@ class Run:
             options.setdefault("generator", orders.seeded(21))
         dataset = datasets.BY_NAME[program.dataset](program.length, program.draws)
         dataset.slow, dataset.uneven = program.slow, not program.in_order
+        if program.broken:
+            dataset.broken = frozenset(program.broken)
+            options["on_error"] = "skip"
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
@@ -159,7 +164,7 @@ class Run:
         finally:
             gc.collect()
         self.known["deaths"] = 0 if self.deaths is None else self.deaths.count
-        return {"epochs": self.epochs, "known": self.known}
+        return {"epochs": self.epochs, "known": self.known, "skipped": self.skipped}
 
     def train(self) -> None:
         program = self.program
@@ -219,6 +224,8 @@ class Run:
             draw(program.draws_in_step)
             if program.breaks.get(epoch) == len(batches):
                 break
+        if program.broken:
+            self.skipped.append(loader.state_dict()["_torchdata_rs"]["skipped"])
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:

@@ -73,10 +73,7 @@ class OnError(IterDataPipe[T_co]):
         self.datapipe = check_source("OnError", datapipe)
         if how != "skip":
             raise ValueError(f"OnError: how must be 'skip', but got {how!r}")
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
-            raise TypeError(f"OnError: limit must be a number, a share or None, but got {limit!r}")
-        if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
-            raise ValueError(f"OnError: limit must be a number of items, or a float from 0 to 1, but got {limit!r}")
+        skipping.check_limit("OnError", "limit", limit)
         self.how = how
         self.limit = limit
         self.log = None if log is None else os.fspath(log)
