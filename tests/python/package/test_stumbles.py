@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -37,18 +35,6 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=100, env=os.environ, check=False
     )
-
-
-def test_help_on_a_form_names_the_arguments_that_it_takes() -> None:
-    forms = IterDataPipe.functions
-    of_classes = [name for name, form in forms.items() if isinstance(getattr(form, "__wrapped__", None), type)]
-    assert len(of_classes) > 50
-    for name in of_classes:
-        form = getattr(IterableWrapper([1]), name)
-        args = (inspect.getdoc(form) or "").partition("Args:\n")[2].split("\n\n")[0]
-        told = set(re.findall(r"^    (\w+): ", args, re.MULTILINE))
-        assert told <= set(inspect.signature(form).parameters), name
-    assert "Args:\n    batch_size: items per batch" in (inspect.getdoc(IterableWrapper([1]).batch) or "")
 
 
 # -- files ---------------------------------------------------------------------------------------------------
