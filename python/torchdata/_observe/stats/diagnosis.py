@@ -67,21 +67,16 @@ def diagnose(stats: LoaderStats) -> Verdict:
 
     Those before them, whose place they took (`num_workers="auto"`), had other times.
     """
-    now = _since_the_move(stats)
+    now = stats if stats.latest is None else stats.latest
     for rule in RULES:
         verdict = rule(now)
         if verdict is not None:
+            if verdict.kind == "too early" and now is not stats:
+                verdict = dataclasses.replace(
+                    verdict, text=f"{verdict.text} Those before them came of other processes."
+                )
             return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
-
-
-def _since_the_move(stats: LoaderStats) -> LoaderStats:
-    """The counts since the processes of now took over from others; all of them if there were no others."""
-    from torchdata._observe.stats.reading import summarise
-
-    if stats.moved is None:
-        return stats
-    return dataclasses.replace(summarise(stats.reading, stats.moved), choices=stats.choices, moved=stats.moved)
 
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
@@ -125,10 +120,7 @@ def too_early(stats: LoaderStats) -> Verdict | None:
     idle = idle_workers(stats)
     if idle is not None:
         return idle
-    since = "" if stats.moved is None else " since other processes load them"
-    return Verdict(
-        "too early", f"It is too early to tell: {stats.items} items were loaded{since}; ask again after {FEWEST}."
-    )
+    return Verdict("too early", f"It is too early to tell: {stats.items} items were loaded; ask again after {FEWEST}.")
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:

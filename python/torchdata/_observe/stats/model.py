@@ -16,7 +16,7 @@ __all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowI
 
 Page = dict[str, Any]
 #: Fields of `LoaderStats` that are not for showing.
-_COUNTERS = ("reading", "moved")
+_HIDDEN = ("reading", "latest")
 
 
 @described
@@ -208,8 +208,8 @@ class LoaderStats:
     processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
     choices: tuple[str, ...] = told('what `"auto"` has chosen so far, and why, in the order of time', default=())
-    #: The counters when the processes of now took over from others; None where they are counted alone.
-    moved: Reading | None = field(default=None, repr=False, compare=False)
+    #: What is of the processes of now alone, which took over from others; None where there were no others.
+    latest: LoaderStats | None = field(default=None, repr=False, compare=False)
 
     @property
     def main(self) -> ProcessStats | None:
@@ -244,7 +244,7 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in dictionaries, lists, numbers and strings, as JSON has them."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _COUNTERS}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]
         for process in plain["processes"]:

@@ -134,7 +134,8 @@ class Recorder:
         from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
+        stats = replace(stats, choices=tuple(self._notes()))
         moved = self._moved
-        if moved is not None and since is not None and since.reading.at >= moved.at:
-            moved = None
-        return replace(stats, choices=tuple(self._notes()), moved=moved)
+        if moved is None or (since is not None and since.reading.at >= moved.at):
+            return stats
+        return replace(stats, latest=replace(summarise(stats.reading, moved), choices=stats.choices))
