@@ -97,7 +97,7 @@ def _warn_of_upstream() -> None:
 
     warnings.warn(
         f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
-        "run `pip uninstall torchdata torchdata-rs` and then `pip install torchdata-rs`",
+        "run `pip uninstall torchdata torchdata-rs` and install torchdata-rs again, from where you had it",
         stacklevel=3,
     )
 

@@ -48,12 +48,13 @@ def jpeg_folder(bench: Path) -> Path | None:
     if find_spec("numpy") is None or find_spec("PIL") is None:
         return None
     folder = bench / "jpegs"
-    _write_jpegs(folder, JPEGS, 1)
-    _write_jpegs(folder.with_name(folder.name + items.LARGE), LARGE_JPEGS, TIMES)
+    write_jpegs(folder, JPEGS, 1)
+    write_jpegs(folder.with_name(folder.name + items.LARGE), LARGE_JPEGS, TIMES)
     return folder
 
 
-def _write_jpegs(folder: Path, count: int, times: int) -> None:
+def write_jpegs(folder: Path, count: int, times: int) -> None:
+    """Writes files that look like noisy photographs, so many times 500 pixels wide and 375 high."""
     import numpy
     from PIL import Image
 

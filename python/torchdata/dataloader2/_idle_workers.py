@@ -29,9 +29,9 @@ def warn_of_idle(shares: Sequence[int]) -> None:
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"
     warnings.warn(
         f"worker process{'es' if len(idle) > 1 else ''} {named} given no item in this epoch, the other"
-        f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files or shards ({working}) are divided "
-        f"among the workers than there are workers ({len(shares)}). Use num_workers={working}, or more and smaller "
-        "shards",
+        f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files, shards or blocks of "
+        f"ShardingPolicy ({working}) are divided among the workers than there are workers ({len(shares)}). Use "
+        f"num_workers={working}, or more and smaller shards and blocks",
         UserWarning,
         stacklevel=level_outside(),
     )

@@ -648,7 +648,7 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         stats = self.stats(since)
         if not stats.epoch and not self._run.is_iterating:  # an epoch begins with its first item, and there was none
-            stats = replace(stats, epoch=self._run.epochs)
+            stats = replace(stats, epoch=self._run.epochs, epochs=self._run.epochs)
         return diagnose(stats)
 
     def picture(self) -> Picture:

@@ -8,6 +8,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ import pytest
 
 from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
+from torchdata._observe.stats.diagnosis import diagnose
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
@@ -554,6 +556,61 @@ def test_workers_come_back_if_the_work_becomes_dearer_in_main(transport):
         assert got == in_order_of(shuffled(1200), 4, len(got))
         assert loader.stats().items == 1200 * len(got)
         assert "2 workers instead of 0 after this epoch: an item takes the main process 1" in loader.stats().choices[1]
+
+
+def slow_outside(item: Any, pid: int) -> Any:
+    """Takes long in every process but one."""
+    if os.getpid() != pid:
+        time.sleep(0.0005)
+    return item
+
+
+def trained(loader: DataLoader2[Any]) -> int:
+    """Reads an epoch in steps that take shorter than that, and much longer than an item which takes no time."""
+    return sum(time.sleep(0.0001) is None for _ in loader)
+
+
+def test_a_verdict_is_on_those_that_load_now(transport):
+    transport(made=1e-5)
+    pipe = IterableWrapper(range(1200)).sharding_filter().map(partial(slow_outside, pid=os.getpid()))
+    with auto(pipe) as loader:
+        kinds = []
+        while len(kinds) < 10 and loader.reading_service.num_workers:
+            trained(loader)
+            kinds.append(loader.diagnose().kind)
+        assert loader.reading_service.num_workers == 0
+        assert kinds == ["loading"] * (len(kinds) - 1) + ["training"], loader.diagnose()
+        earlier = loader.stats()
+        assert loader.diagnose(since=earlier).kind == "too early"
+        transport(made=1.0, comes=1.0)
+        assert trained(loader) == 1200
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.reading_service.num_workers == 2
+        said = str(loader.diagnose(since=earlier))
+        assert said.startswith("It is too early to tell: 1 items were loaded; ask again"), said
+        assert said.endswith("Those before them came of other processes.")
+        assert sum(time.sleep(0.0001) is None for _ in iterator) == 1199
+        assert loader.diagnose().kind == "loading", loader.diagnose()
+        assert loader.stats().items == 1200 * (len(kinds) + 2)
+        assert loader.stats(since=earlier).epochs == 2
+
+
+def test_no_workers_are_advised_where_items_come_more_slowly_from_them(transport):
+    transport(made=1e-5)
+    with auto(shuffled(1200)) as loader:
+        epochs_until(0, loader)
+        list(loader)
+        verdict = loader.diagnose()
+        assert verdict.kind == "training" or "more slowly from workers" in verdict.text, verdict
+        assert "ReadingService(" not in verdict.text
+    seen = DataLoader2(IterableWrapper(range(5000)).map(plain))
+    list(seen)
+    stats = replace(seen.stats(), loading=0.5, seconds=5000 * 1e-6, step_seconds=5.1e-7)
+    assert diagnose(stats).text.startswith("Loading limits you: it takes 50 % of the time")
+    assert diagnose(stats).text.endswith("An item takes 500 ns: it would come more slowly from a worker.")
+    assert "MultiProcessingReadingService(20)" in diagnose(replace(stats, seconds=5000 * 2e-5)).text
+    seen.shutdown()
 
 
 def test_a_sequence_of_services_moves_with_the_one_that_chooses(transport):

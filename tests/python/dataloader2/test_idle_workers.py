@@ -46,13 +46,14 @@ def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
 
 def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
     assert told(shards(50, 30), 4) == [
-        "worker processes 2 and 3 have given no item in this epoch, the others up to 50: probably fewer files or "
-        "shards (2) are divided among the workers than there are workers (4). Use num_workers=2, or more and "
-        "smaller shards"
+        "worker processes 2 and 3 have given no item in this epoch, the others up to 50: probably fewer files, "
+        "shards or blocks of ShardingPolicy (2) are divided among the workers than there are workers (4). Use "
+        "num_workers=2, or more and smaller shards and blocks"
     ]
     assert told(shards(50), 2) == [
-        "worker process 1 has given no item in this epoch, the other 50: probably fewer files or shards "
-        "(1) are divided among the workers than there are workers (2). Use num_workers=1, or more and smaller shards"
+        "worker process 1 has given no item in this epoch, the other 50: probably fewer files, shards or "
+        "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
+        "more and smaller shards and blocks"
     ]
     behind = shards(50, 30).pin_memory(pin_memory_fn=itself)  # which stays in main
     [warning] = told(behind, 3)

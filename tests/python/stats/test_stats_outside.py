@@ -130,7 +130,7 @@ def test_an_observer_can_change_nothing(program):
     assert mappings
     assert all(line.split()[1].startswith("r--") for line in mappings)
     with pytest.raises(Exception, match="observes"):
-        attached.board.bind(0, [])
+        attached.board.bind(0, [], 0)
 
 
 def test_two_loaders_of_two_programs_and_two_of_one_are_told_apart(program):

@@ -93,7 +93,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_what_a_terminal_obey
     pipe = IterableWrapper([1])
     board = StatsBoard(1, 1, 2, True)
     board.adopt(0, 1, 0)
-    board.bind(0, [(token_of(pipe), "evil\x1b]0;owned\x07", "a\x9b2J\n", None, 0, 0)])
+    board.bind(0, [(token_of(pipe), "evil\x1b]0;owned\x07", "a\x9b2J\n", None, 0, 0)], 0)
     (shown,) = read_board(board).pages[0]["pipes"]
     assert (shown["label"], shown["location"]) == ("evil\\x1b]0;owned\\x07", "a\\x9b2J\\x0a")
     program = [

@@ -105,13 +105,16 @@ class Counting:
         self._bound = datapipe
         self._graphs[has_workers] = describe_pipes(datapipe, self.board.full)
         rows: list[Any] = []
-        for described in self._graphs.values():
+        end = 0
+        for graph, described in self._graphs.items():
             before = len(rows)
             rows += [
                 (token, name, place, None if reader is None else before + reader, flags, capacity)
                 for token, name, place, reader, flags, capacity in described
             ]
-        self.board.bind(self.page, rows)
+            if graph == has_workers:
+                end = len(rows) - 1
+        self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
         """An epoch begins, or goes on with another pass, in a child."""

@@ -34,6 +34,8 @@ OWN_CORES = 0.1
 _LITTLE = frozenset({"IterableWrapper", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"})
 #: More workers than that are not advised.
 MOST_WORKERS = 64
+#: Seconds of an item from which on workers are advised: one comes from a worker in half a microsecond, at best.
+WORTH_A_WORKER = 2e-6
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,18 @@ class Verdict:
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """Finds the limit of the loader of which these are the statistics."""
+    """Finds the limit of the loader of which these are the statistics, as its processes are now.
+
+    Those before them, whose place they took (`num_workers="auto"`), had other times.
+    """
+    now = stats if stats.latest is None else stats.latest
     for rule in RULES:
-        verdict = rule(stats)
+        verdict = rule(now)
         if verdict is not None:
+            if verdict.kind == "too early" and now is not stats:
+                verdict = dataclasses.replace(
+                    verdict, text=f"{verdict.text} Those before them came of other processes."
+                )
             return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
 
@@ -84,7 +94,7 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
 
 def empty(stats: LoaderStats) -> Verdict | None:
     """An epoch is over in which nothing came."""
-    if stats.items or stats.running or not stats.epoch:
+    if stats.items or stats.running or not stats.epochs:
         return None
     processes = sorted(stats.processes, key=lambda process: process.role == "main")  # which reads from the others
     pipes = [pipe for process in processes for pipe in process.pipes]
@@ -147,9 +157,9 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
     """Epochs take longer to begin than to run."""
     main = stats.main
     first = stats.first_item_seconds
-    if main is None or first is None or not stats.epoch:
+    if main is None or first is None or not stats.epochs:
         return None
-    waited = first * stats.epoch
+    waited = first * stats.epochs
     if first < 0.5 or waited < 0.5 * (waited + stats.seconds):
         return None
     worst = _slowest_pipe([*stats.workers, main])
@@ -158,7 +168,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
         "first item",
         f"The first item limits you: it takes {duration(first)}, "
         f"{percent(waited / (waited + stats.seconds))} of the time; all "
-        f"others of an epoch come within {duration(stats.seconds / stats.epoch)}.{where} Look at what "
+        f"others of an epoch come within {duration(stats.seconds / stats.epochs)}.{where} Look at what "
         "pipes do before their first "
         "item (a shuffle fills its buffer, a source lists its files, workers import the program: "
         'multiprocessing_context="forkserver" or "fork" starts faster than "spawn").',
@@ -417,8 +427,13 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
         text = f"{stats.items_per_second:.4g} items a second are loaded, in this process; more is not known."
         return Verdict("loading", text, "main")
     text = f"Loading limits you: it takes {percent(stats.loading)} of the time, in this process; {_where(worst, stats)}"
-    if stats.step_seconds and stats.items:
-        workers = math.ceil(stats.loading * stats.seconds / stats.items / max(stats.step_seconds, 1e-9))
+    each = stats.loading * stats.seconds / stats.items
+    if stats.choices:  # of "auto", which has come here from workers
+        text += " Items came more slowly from workers."
+    elif each < WORTH_A_WORKER:
+        text += f" An item takes {duration(each)}: it would come more slowly from a worker."
+    elif stats.step_seconds:
+        workers = math.ceil(each / max(stats.step_seconds, 1e-9))
         if workers <= MOST_WORKERS:
             text += (
                 f" With MultiProcessingReadingService({workers}) the training step ({duration(stats.step_seconds)}) "

@@ -15,6 +15,8 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem"]
 
 Page = dict[str, Any]
+#: Fields of `LoaderStats` that are not for showing.
+_HIDDEN = ("reading", "latest")
 
 
 @described
@@ -139,6 +141,11 @@ class Reading:
     cpu: Mapping[int, tuple[float, float, float] | None] = field(default_factory=dict)
     alive: frozenset[int] = frozenset()
 
+    def of_those_before(self) -> Reading:
+        """Without the processes that are at work now, which have begun to count since others were."""
+        pages = {index: page for index, page in self.pages.items() if page["role"] == 1 or page["replaced"]}
+        return replace(self, pages=pages)
+
 
 @described
 @dataclass(frozen=True)
@@ -149,6 +156,7 @@ class LoaderStats:
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was taken")
     epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge("{epoch}"))
+    epochs: int = told("how many epochs are counted")
     running: bool = told("whether an epoch runs")
     seconds: float = told("time in epochs, from the first item of each on", counter("s", "epoch_seconds"))
     items: int = told("items that the loader has handed out", counter("{item}"))
@@ -200,6 +208,8 @@ class LoaderStats:
     processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
     choices: tuple[str, ...] = told('what `"auto"` has chosen so far, and why, in the order of time', default=())
+    #: What is of the processes of now alone, which took over from others; None where there were no others.
+    latest: LoaderStats | None = field(default=None, repr=False, compare=False)
 
     @property
     def main(self) -> ProcessStats | None:
@@ -234,7 +244,7 @@ class LoaderStats:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in dictionaries, lists, numbers and strings, as JSON has them."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "reading"}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]
         for process in plain["processes"]:

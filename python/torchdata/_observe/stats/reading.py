@@ -108,6 +108,12 @@ class _Since:
         before = _elapsed(self.before[name], self.before_at) if self.before else 0
         return max(0, _elapsed(self.page[name], self.at) - before)
 
+    def average(self, name: str) -> float | None:
+        """Seconds of a wait that is over, on average; None where there was none."""
+        now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
+        times = now["count"] - before["count"]
+        return (now["total"] - before["total"]) * _NS / times if times > 0 else None
+
     def flows(self) -> list[tuple[Page, Page | None]]:
         before = self.before["flows"] if self.before else []
         return [(flow, before[i] if i < len(before) else None) for i, flow in enumerate(self.page["flows"])]
@@ -151,8 +157,8 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     waiting = main.input_seconds if main else 0.0
     main_since = next((s for s in sinces.values() if s.page["role"] == 1), None)
     page = main_since.page if main_since else None
+    epochs = main_since.count("epoch") if main_since else 0
     inside = _inside(main_since, waiting, seconds)
-    first = main_since.page["first"] if main_since else None
     prefetched = sum(w.in_flight for w in workers) + sum(_held(main)[0:1])
     limit = sum(w.window for w in workers) + _held(main)[1]
     slowest = [
@@ -164,13 +170,14 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
+        epochs=epochs,
         running=bool(page and page["span"]["since"]),
         seconds=seconds,
         items=items,
         bytes=size,
         items_per_second=_rate(items, seconds),
         bytes_per_second=_rate(size, seconds),
-        first_item_seconds=first["total"] * _NS / first["count"] if first and first["count"] else None,
+        first_item_seconds=main_since.average("first") if main_since else None,
         loading=None if inside is None else _share(inside, seconds),
         waiting=_share(waiting, seconds),
         waiting_seconds=waiting,

@@ -62,16 +62,24 @@ class Recorder:
         self._counting: Counting | None = None
         #: The counters when the loader was shut down, and that moment.
         self._last: tuple[int, bool, list[Any]] | None = None
+        #: The processes that ran the graph in the last epoch, and the counters when they took over from others.
+        self._processes: Any = None
+        self._moved: Reading | None = None
         #: The sentences of the service below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
         """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
+        processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid():
             self._counting = self._take_board(service)
             self._pid = os.getpid()
+            self._moved = None
+        elif processes is not self._processes:
+            self._moved = self.reading().of_those_before()
+        self._processes = processes
         if self._counting is not None:
-            self._counting.bind(datapipe, service.engine_processes() is not None)
+            self._counting.bind(datapipe, processes is not None)
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
@@ -98,6 +106,7 @@ class Recorder:
         if self._watched is not None:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
+        self._processes = None
         counting, self._counting = self._counting, None
         if counting is not None and self._pid == os.getpid():
             answer_no_more(counting.board, MAIN_PAGE)
@@ -125,5 +134,8 @@ class Recorder:
         from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
-        notes = self._notes()
-        return replace(stats, choices=tuple(notes)) if notes else stats
+        stats = replace(stats, choices=tuple(self._notes()))
+        moved = self._moved
+        if moved is None or (since is not None and since.reading.at >= moved.at):
+            return stats
+        return replace(stats, latest=replace(summarise(stats.reading, moved), choices=stats.choices))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -86,7 +87,21 @@ class FunctionalForms:
             construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
                 return_annotation=cls_to_register.__name__
             )
+            construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
         cls.register_function(function_name, construct)
+
+
+def _without(parameter: str | None, docstring: str | None) -> str | None:
+    """The docstring of a class for a form, whose first parameter is the pipe that it is called on."""
+    if parameter is None or docstring is None:
+        return docstring
+    found = re.search(rf"^( *)Args:\n\1    {parameter}: .*\n(?:\1     +.*\n)*", docstring, re.MULTILINE)
+    if found is None:
+        return docstring
+    head, rest = docstring[: found.start()], docstring[found.end() :]
+    if re.match(rf"{found[1]}    \S", rest):  # further ones
+        return f"{head}{found[1]}Args:\n{rest}"
+    return head + rest.lstrip("\n")
 
 
 def _is_made_anew(before: Any, now: Any) -> bool:

@@ -113,17 +113,17 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts the pipes of this process's graph, the last of which is what is read.
-    fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>) -> PyResult<()> {
+    /// Counts the pipes of this process's graphs. `end` is the index of the one that is read now.
+    fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
-        let last = pipes.len();
+        let count = pipes.len();
         for (index, (token, label, location, reader, flags, capacity)) in pipes.into_iter().enumerate() {
             let place = own.pipe(index, reader, flags, capacity, [&label, &location]);
             if let Some(place) = place {
-                token.get().bind(place, index + 1 == last, page == 0);
+                token.get().bind(place, index == end, page == 0);
             }
         }
-        own.set_pipes(last);
+        own.set_pipes(count);
         Ok(())
     }
 

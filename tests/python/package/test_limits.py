@@ -1,0 +1,52 @@
+"""The numbers in docs/limits.md are those of the code, and what it says of long graphs and names holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limits_table import held_for, of_the_code
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
+PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
+
+
+class Passing(IterDataPipe[Any]):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+def test_the_page_has_the_numbers_of_the_code() -> None:
+    page = PAGE.read_text()
+    rows = [f"| {name} | {value} |" for name, value in of_the_code()]
+    assert [row for row in rows if row not in page] == []
+
+
+@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
+def test_main_holds_as_many_descriptors_for_each_worker_as_the_page_says() -> None:
+    held_for(1)  # what is opened once in a process
+    each, rest = divmod(held_for(6) - held_for(2), 4)
+    assert f"| open descriptors in main, Linux | {each} for each worker, and " in PAGE.read_text()
+    assert rest == 0
+
+
+def test_a_long_graph_is_listed_as_far_as_the_page_says_and_loads_all_the_same() -> None:
+    listed = next(value for name, value in of_the_code() if name.startswith("pipes of a process"))
+    pipe: Any = IterableWrapper(range(9))
+    for _ in range(int(listed) + 5):
+        pipe = pipe.map(abs)
+    with DataLoader2(pipe) as loader:
+        assert list(loader) == list(range(9))
+        assert len(loader.stats().pipes) == int(listed)
+    with DataLoader2(type("N" * 300, (Passing,), {})(IterableWrapper(range(9)))) as loader:
+        assert list(loader) == list(range(9))
+        assert max(len(listed.name) for listed in loader.stats().pipes) == 127

@@ -1,0 +1,156 @@
+"""The limits that are numbers: read from the code, or measured.
+
+    python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
+
+What depends on the machine is measured; `of_the_code` is what the package says of itself, on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from torchdata import _machine as machine
+from torchdata._engine.workers.group import default_budget
+from torchdata._observe.stats.counting import PIPES
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.services import choosing, steering
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.archives import archive, tar
+from torchdata.datapipes.iter.streams import tfrecords
+
+MIB = 1 << 20
+
+
+def of_the_code() -> list[tuple[str, str]]:
+    """Limits that are numbers in the code: what is limited, and how far."""
+    service = MultiProcessingReadingService(2)
+    return [
+        (
+            'workers that `num_workers="auto"` tries at most',
+            f"the number of cores, or {choosing.MOST_WAITING} if that is more",
+        ),
+        ('times that `num_workers="auto"` changes their number', f"{steering.MOST_CHANGES}"),
+        ('items that `.prefetch("auto")` lets lie ready for a worker', f"{choosing.MOST_WINDOW}"),
+        (
+            "items that a worker is ahead of main, by default",
+            f"{service.worker_prefetch_cnt}, and its share of {service.main_prefetch_cnt} for main",
+        ),
+        ("pipes of a process that statistics list", f"{PIPES}"),
+        ("bytes of a TFRecord, by default (`max_length`)", f"{tfrecords.MAX_LENGTH // MIB} MiB"),
+        ("growth of a compressed file, by default (`max_ratio`)", f"{archive.MAX_RATIO:.0f} times"),
+        (
+            "member of a streamed or compressed tar that stays readable behind the next",
+            f"{tar.LARGEST_KEPT_MEMBER // MIB} MiB",
+        ),
+        ("headers of a member of a tar", f"{tar.MOST_HEADERS}, of {tar.LARGEST_HEADERS >> 10} KiB in all"),
+    ]
+
+
+def array(item: int, size: int) -> Any:
+    return np.full(size, item, np.uint8)
+
+
+@contextmanager
+def loading(pipe: Any, workers: int, **options: Any) -> Iterator[DataLoader2[Any]]:
+    """A loader in the middle of an epoch."""
+    service = MultiProcessingReadingService(workers, "fork", **options)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        yield loader
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def held_for(workers: int) -> int:
+    """Descriptors that main holds for so many workers, and for the loader."""
+    before = descriptors()
+    with loading(IterableWrapper(range(4 * workers)).sharding_filter(), workers) as loader:
+        next(iter(loader))
+        return descriptors() - before
+
+
+def descriptors_of_workers() -> str:
+    """How many descriptors each worker costs main, and a loader beside that."""
+    few, many = held_for(2), held_for(12)
+    each = (many - few) // 10
+    return f"{each} for each worker, and {few - 2 * each}"
+
+
+def state_of(workers: int, shuffle: bool = False) -> int:
+    """Bytes of the largest state of some in an epoch, pickled."""
+    pipe = IterableWrapper(range(100_000))
+    pipe = (pipe.shuffle() if shuffle else pipe).sharding_filter()
+    with loading(pipe, workers) as loader:
+        iterator = iter(loader)
+        largest = 0
+        for _ in range(20):
+            for _ in range(4000):
+                next(iterator)
+            largest = max(largest, len(pickle.dumps(loader.state_dict())))
+        return largest
+
+
+def sizes_of_states(shuffle: bool) -> str:
+    return ", ".join(f"{state_of(workers, shuffle):,} with {workers}" for workers in (2, 8))
+
+
+def large_item(size: int) -> str:
+    """An item that is larger than the memory budget, or why it does not come."""
+    pipe = IterableWrapper(range(1)).sharding_filter().map(partial(array, size=size))
+    with loading(pipe, 1, memory_budget=64 * MIB) as loader:
+        (item,) = loader
+        return f"{item.nbytes / (1 << 30):.3g} GiB arrived, {loader.stats().fragments:,} fragments"
+
+
+def many_workers(count: int) -> str:
+    with loading(IterableWrapper(range(count)).sharding_filter(), count) as loader:
+        return f"{count} started, {len(list(loader))} items"
+
+
+def budget() -> str:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with loading(IterableWrapper(range(9)).sharding_filter(), 2) as loader:
+        list(loader)
+        limit = loader.stats().shared_memory_limit
+    share = f"{default_budget() / whole:.0%} of {whole / (1 << 30):.1f} GiB"
+    return f"{share}; {limit / 2 / MIB:,.0f} MiB for each of 2 workers"
+
+
+def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """What is measured, and how."""
+    yield "open descriptors in main, Linux", descriptors_of_workers
+    yield "shared memory, by default", budget
+    yield "an item over `memory_budget=64 MiB`", partial(large_item, size)
+    yield "workers at once", partial(many_workers, workers)
+    yield "bytes of the largest of 20 states, pickled, by workers", partial(sizes_of_states, False)
+    yield "… behind a `.shuffle()` of 10,000", partial(sizes_of_states, True)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=2 << 30, help="bytes of the large item")
+    parser.add_argument("--workers", type=int, default=256, help="how many to start")
+    options = parser.parse_args()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    print(f"{machine.cores()} cores, {memory:.0f} GiB, CPython {platform.python_version()}, {platform.machine()}\n")
+    print("| limit | in the code |", "| --- | --- |", sep="\n")
+    for name, value in of_the_code():
+        print(f"| {name} | {value} |")
+    print("\n| measured | |", "| --- | --- |", sep="\n")
+    for name, measure in measured(options.size, options.workers):
+        print(f"| {name} | {measure()} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
