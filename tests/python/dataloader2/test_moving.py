@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from process_checks import nothing_is_left  # noqa: F401
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy

@@ -125,6 +125,9 @@ class Pool:
         self._work.close()
         if self.is_inherited():
             return
+        error = self.source_error
+        if error is not None:
+            error.with_traceback(None)  # its frames lead to those of whoever read the pipe, and all that they hold
         for slot, kind, content, _ in self._queue.slots():
             if kind in ("waiting", "result"):  # no file stays open for what nobody takes
                 detached = with_detached_streams(content)
