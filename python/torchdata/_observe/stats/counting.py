@@ -105,16 +105,16 @@ class Counting:
         self._bound = datapipe
         self._graphs[has_workers] = describe_pipes(datapipe, self.board.full)
         rows: list[Any] = []
-        end = 0
+        end: int | None = None
         for graph, described in self._graphs.items():
             before = len(rows)
             rows += [
                 (token, name, place, None if reader is None else before + reader, flags, capacity)
                 for token, name, place, reader, flags, capacity in described
             ]
-            if graph == has_workers:
+            if graph == has_workers and described:  # a service may give an iterator that is no pipe
                 end = len(rows) - 1
-        self.board.bind(self.page, rows, end)
+        self.board.bind(self.page, rows, len(rows) if end is None else end)
 
     def begin(self, epoch: int | None = None) -> None:
         """An epoch begins, or goes on with another pass, in a child."""
