@@ -143,10 +143,10 @@ class Pipeline:
 
     def let_move(self) -> None:
         """Makes the graph anew if the service runs the next epoch in the main process after workers, or in workers."""
-        if not self.is_taken_over:
+        if not self.is_taken_over or not self.contract.moves():
             return
         with InterruptsDeferred():
-            if self.contract.moves():
+            if self.contract.move():
                 self.datapipe = self.snapshot.copy()
                 self.is_taken_over = False
 

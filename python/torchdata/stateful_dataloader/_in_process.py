@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata._native import SharedIterator
+from torchdata._stateful import state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import (
@@ -21,7 +22,6 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import state_of
 from torchdata.stateful_dataloader._pinning import pinned
 from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._skipping import NOTHING, Counts, Skipped

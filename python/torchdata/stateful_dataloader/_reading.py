@@ -20,11 +20,10 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._frozen import copied, freeze
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
-from torchdata.stateful_dataloader._order import state_of
 from torchdata.stateful_dataloader._skipping import SkippingFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails
 
@@ -104,13 +103,13 @@ class Reader:
         """Whether the place in the dataset is restored by a state, and not by reading from the beginning."""
         if not self.reading.is_iterable:
             return True
-        return isinstance(self.reading.dataset, Stateful) or isinstance(self._iterator, Stateful)
+        return is_stateful(self.reading.dataset) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
         """Whether there is a state that changes from batch to batch."""
         parts = self.reading.dataset, self.reading.collate_fn, self._iterator
-        return any(isinstance(part, Stateful) for part in parts)
+        return any(is_stateful(part) for part in parts)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -184,16 +183,16 @@ class Reader:
     def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""
         reading = self.reading
-        if isinstance(reading.dataset, Stateful):
+        if is_stateful(reading.dataset):
             part = self._of_dataset(base)
             if part is not None:
                 if reading.is_iterable and hasattr(reading.dataset, "__dict__"):
                     self._trial = _Trial(dict(vars(reading.dataset)), freeze(part))
                 reading.dataset.load_state_dict(part)
-        if isinstance(reading.collate_fn, Stateful) and base["collate_state"] is not None:
+        if is_stateful(reading.collate_fn) and base["collate_state"] is not None:
             reading.collate_fn.load_state_dict(base["collate_state"])
         self._fetch_anew()
-        if base["dataset_iter_state"] is not None and isinstance(self._iterator, Stateful):
+        if base["dataset_iter_state"] is not None and is_stateful(self._iterator):
             self._iterator.load_state_dict(base["dataset_iter_state"])
 
     def _of_dataset(self, base: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._frozen import thaw
 from torchdata.stateful_dataloader._generators import decoded_of_worker, encoded_of_worker
 from torchdata.stateful_dataloader._iterator import StatefulIterator
@@ -192,7 +192,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if not fresh:
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
-        self._is_stateful = any(isinstance(one, Stateful) for one in (reading.dataset, reading.collate_fn))
+        self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         #: Workers of which nothing was heard in this epoch yet, and whose place may be another one than it seems.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()

@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._stateful import state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
+from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
 from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
 from torchdata.stateful_dataloader._skipping import check_on_error

@@ -207,6 +207,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def moves(self) -> bool:
         """Whether "auto" has chosen the main process for the next epoch after workers, or workers after it."""
+        return self._steering is not None and self._steering.moves
+
+    def move(self) -> bool:
+        """Does what "auto" has chosen."""
         number = None if self._steering is None else self._steering.move()
         if number is None:
             return False

@@ -198,24 +198,31 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     // was not cleared, so its token and iterator are owned.
     unsafe {
         let guard = object.cast::<Guard>();
-        loop {
-            if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-                let item = ((*guard).next)((*guard).argument);
-                if !item.is_null() {
-                    // A thread that began the pipe anew meanwhile is not given this item.
-                    if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-                        (*(*guard).token).count();
-                        if let Some(counter) = (*guard).counter.as_ref() {
-                            counter.store(counter.load(Relaxed) + 1, Relaxed);
-                        }
-                    }
-                    return item;
-                }
-            }
-            if !no_item(guard) {
-                return std::ptr::null_mut();
+        let item = ask(guard);
+        if item.is_null() { no_item(guard) } else { item }
+    }
+}
+
+/// Asks a valid guard's iterator, and counts the item; NULL if there is none.
+///
+/// # Safety
+/// As in `next_item`.
+#[inline(always)]
+unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_item`.
+    unsafe {
+        if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
+            return std::ptr::null_mut();
+        }
+        let item = ((*guard).next)((*guard).argument);
+        // A thread that began the pipe anew meanwhile is not given this item.
+        if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+            (*(*guard).token).count();
+            if let Some(counter) = (*guard).counter.as_ref() {
+                counter.store(counter.load(Relaxed) + 1, Relaxed);
             }
         }
+        item
     }
 }
 
@@ -349,10 +356,24 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The cold half of `next_item`: the end, an exception, or an invalid guard. Returns whether the exception is skipped, so
-/// that the next item is to be asked for.
+/// The cold half of `next_item`: the end, an exception, or an invalid guard. Behind exceptions that are skipped, the next
+/// item.
 #[cold]
-unsafe fn no_item(guard: *mut Guard) -> bool {
+unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_item`.
+    unsafe {
+        while goes_on(guard) {
+            let item = ask(guard);
+            if !item.is_null() {
+                return item;
+            }
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// Whether there is no item because of an exception that is skipped.
+unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
