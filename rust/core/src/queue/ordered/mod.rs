@@ -23,247 +23,20 @@
 //!
 //! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] if it loops.
 
-use std::collections::VecDeque;
-use std::marker::PhantomData;
-use std::ops::Deref;
+mod answers;
+mod claiming;
+mod hold;
+mod state;
+
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+pub use answers::{Claim, Outcome, Pop, Reserve, Slot, View};
+pub use hold::Hold;
+pub use state::LONGEST_SLICE;
+use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
-
-/// Longest uninterrupted sleep of any wait.
-pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
-
-/// The number of a slot; slots are numbered in their order.
-pub type Slot = u64;
-
-/// The answer to a worker that asks for the source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserve {
-    /// Make one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the slot.
-    Granted(Slot),
-    /// Full, held, or another worker at the source for the whole time.
-    TimedOut,
-    /// The queue is closed or the source has ended: no item is to be made.
-    Closed,
-}
-
-/// The answer to a worker that asks for a submitted item.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claim<T> {
-    /// The item of a slot, of which the queue keeps a copy until the outcome is there.
-    Given(Slot, T),
-    /// Nothing is submitted, or the queue is held.
-    TimedOut,
-    /// The queue is closed: results are not wanted any more.
-    Closed,
-}
-
-/// The outcome of a slot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome<T> {
-    /// A result.
-    Item(T),
-    /// An error at the place of a result; others come after it.
-    Error(T),
-    /// An error after which no item is made before the consumer has it.
-    Break(T),
-    /// The end, with the error that is its cause if there is one.
-    End(Option<T>),
-}
-
-impl<T> Outcome<T> {
-    fn into_content(self) -> Option<T> {
-        match self {
-            Outcome::Item(it) | Outcome::Error(it) | Outcome::Break(it) => Some(it),
-            Outcome::End(error) => error,
-        }
-    }
-
-    fn content_mut(&mut self) -> Option<&mut T> {
-        match self {
-            Outcome::Item(it) | Outcome::Error(it) | Outcome::Break(it) => Some(it),
-            Outcome::End(error) => error.as_mut(),
-        }
-    }
-
-    fn view(&self) -> Option<View<'_, T>> {
-        match self {
-            Outcome::Item(it) => Some(View::Item(it)),
-            Outcome::Error(it) => Some(View::Error(it)),
-            Outcome::Break(it) => Some(View::Broken(it)),
-            Outcome::End(error) => error.as_ref().map(View::Broken),
-        }
-    }
-}
-
-/// The answer to a consumer that asks for a result.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Pop<T> {
-    /// The next result.
-    Item(T),
-    /// An error of a worker's at its place.
-    Error(T),
-    /// An error of the source.
-    Broken(T),
-    /// The end of the results, also after an error that has ended them.
-    Ended,
-    /// Somebody has closed the queue before its end.
-    Closed,
-    /// Nothing came in time.
-    TimedOut,
-}
-
-/// A look at one slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum View<'a, T> {
-    /// A submitted item that no worker has claimed.
-    Waiting(&'a T),
-    /// A submitted item that a worker is at.
-    Running(&'a T),
-    /// A result.
-    Item(&'a T),
-    /// An error at the place of a result.
-    Error(&'a T),
-    /// An error of the source.
-    Broken(&'a T),
-}
-
-impl<'a, T> View<'a, T> {
-    /// The item or error that lies there.
-    pub fn content(&self) -> &'a T {
-        match self {
-            View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) | View::Broken(it) => it,
-        }
-    }
-}
-
-#[derive(Debug)]
-enum Phase<T> {
-    /// A worker makes its item.
-    Making,
-    Waiting(T),
-    Running(T),
-    Done(Outcome<T>),
-}
-
-#[derive(Debug)]
-struct Pending<T> {
-    number: Slot,
-    phase: Phase<T>,
-    /// Whether a hold waits for the worker of this slot.
-    busy: bool,
-}
-
-/// Workers that sleep for the same thing.
-#[derive(Debug, Default)]
-struct Idle {
-    count: usize,
-    /// Whether one was woken that has not run since: one wake-up is enough.
-    waking: bool,
-}
-
-impl Idle {
-    /// Whether one of them is to be woken, if there is something to do.
-    fn wake(&mut self, has_work: bool) -> bool {
-        let wake = has_work && self.count > 0 && !self.waking;
-        self.waking |= wake;
-        wake
-    }
-}
-
-#[derive(Debug)]
-struct State<T> {
-    /// Outcomes in the order in which the consumer gets them.
-    ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots whose turn has not come, by their numbers.
-    pending: VecDeque<Pending<T>>,
-    /// Numbers of slots that wait for a worker.
-    waiting: VecDeque<Slot>,
-    next: Slot,
-    /// How many holds there are. No worker begins an item while there is one.
-    holds: usize,
-    /// How many workers a hold waits for: one at the source at most, and those that may be changing a submitted item.
-    busy: usize,
-    /// Whether a worker is at the source.
-    source_taken: bool,
-    closed: bool,
-    /// Whether the end lies here, or was met; whether an error lies here before which no item is made.
-    finished: bool,
-    broken: bool,
-    /// Whether the consumer has seen the end.
-    ended: bool,
-    /// Workers that sleep until they may reserve, and those that sleep until there is something to claim.
-    reserving: Idle,
-    claiming: Idle,
-    /// How many consumers sleep for want of an outcome (there is one, but for errors of its user's), and whether they were
-    /// woken and have not run since.
-    hungry: usize,
-    fed: bool,
-    /// Most slots that are taken at a time.
-    capacity: usize,
-    /// Whether a worker has found no room, and whether the consumer has waited after that.
-    was_full: bool,
-    lacked: bool,
-}
-
-impl<T> State<T> {
-    fn len(&self) -> usize {
-        self.ready.len() + self.pending.len()
-    }
-
-    fn has_room(&self) -> bool {
-        self.len() < self.capacity
-    }
-
-    fn may_reserve(&self) -> bool {
-        self.holds == 0 && !self.source_taken && !self.broken && self.has_room()
-    }
-
-    fn is_over(&self) -> bool {
-        self.closed || self.finished
-    }
-
-    fn may_claim(&self) -> bool {
-        self.holds == 0 && !self.waiting.is_empty()
-    }
-
-    /// Whether there will be nothing more to claim: all that was handed over was claimed, and no more comes.
-    fn is_claimed(&self) -> bool {
-        self.closed || self.finished && self.waiting.is_empty()
-    }
-
-    fn add(&mut self, phase: Phase<T>, busy: bool) -> Slot {
-        let number = self.next;
-        self.next += 1;
-        self.busy += usize::from(busy);
-        self.pending.push_back(Pending { number, phase, busy });
-        number
-    }
-
-    fn find(&self, slot: Slot) -> Option<usize> {
-        self.pending.binary_search_by_key(&slot, |one| one.number).ok()
-    }
-
-    /// Notes that the worker of a slot need not be waited for.
-    fn settle(&mut self, at: usize) {
-        if std::mem::take(&mut self.pending[at].busy) {
-            self.busy -= 1;
-            if matches!(self.pending[at].phase, Phase::Making) {
-                self.source_taken = false;
-            }
-        }
-    }
-
-    /// Moves outcomes whose turn has come to the consumer.
-    fn advance(&mut self) {
-        while self.pending.front().is_some_and(|one| matches!(one.phase, Phase::Done(_))) {
-            if let Some(Pending { number, phase: Phase::Done(outcome), .. }) = self.pending.pop_front() {
-                self.ready.push_back((number, outcome));
-            }
-        }
-    }
-}
 
 /// A bounded queue between worker threads and one consumer thread. See the module for its rules.
 #[derive(Debug)]
@@ -284,28 +57,8 @@ impl<T> OrderedQueue<T> {
     ///
     /// If not `in_order`, results come as they are ready; the end, and an error of the source, come last all the same.
     pub fn new(capacity: usize, in_order: bool) -> Self {
-        let state = State {
-            ready: VecDeque::new(),
-            pending: VecDeque::new(),
-            waiting: VecDeque::new(),
-            next: 0,
-            holds: 0,
-            busy: 0,
-            source_taken: false,
-            closed: false,
-            finished: false,
-            broken: false,
-            ended: false,
-            reserving: Idle::default(),
-            claiming: Idle::default(),
-            hungry: 0,
-            fed: false,
-            capacity: capacity.max(1),
-            was_full: false,
-            lacked: false,
-        };
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
-        Self { in_order, state: Mutex::new(state), room, work, still, filled }
+        Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
     /// A thread that panicked held the lock between plain assignments, so the data is whole.
@@ -387,20 +140,6 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Sleeps until there is something to claim or `over`, up to `timeout`, and returns whether there is.
-    fn wait_for_work(&self, timeout: Duration, over: impl Fn(&State<T>) -> bool) -> bool {
-        let begun = Begun::now(timeout);
-        let mut state = self.lock();
-        while !over(&state) && !state.may_claim() {
-            let Some(slice) = begun.slice() else { return false };
-            state.claiming.count += 1;
-            state = sleep(&self.work, state, slice);
-            state.claiming.count -= 1;
-            state.claiming.waking = false;
-        }
-        true
-    }
-
     /// Waits up to `timeout` for the source, and for a slot for its next item. To be called by a worker.
     pub fn reserve(&self, timeout: Duration) -> Reserve {
         let begun = Begun::now(timeout);
@@ -421,116 +160,6 @@ impl<T> OrderedQueue<T> {
             state.reserving.count -= 1;
             state.reserving.waking = false;
         }
-    }
-
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have something to say, and returns whether it may.
-    ///
-    /// Takes nothing out: if the items are Python objects, a thread without the GIL must not move references.
-    pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        self.wait_for_work(timeout, |state| state.closed)
-    }
-
-    /// The same for [`claim_some`](Self::claim_some).
-    pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
-        self.wait_for_work(timeout, State::is_claimed)
-    }
-
-    /// The first submitted item that no worker has, if there is one. To be called by a worker.
-    ///
-    /// `copy` is called under the lock: it must not call back, nor run code that might. It copies the item, and says whether
-    /// the worker may change it, so that a hold has to wait.
-    pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
-        let mut state = self.lock();
-        if state.closed {
-            self.tell(state);
-            return Claim::Closed;
-        }
-        if state.holds > 0 {
-            return Claim::TimedOut;
-        }
-        let Some(slot) = state.waiting.pop_front() else { return Claim::TimedOut };
-        let Some(at) = state.find(slot) else { return Claim::TimedOut };
-        let phase = std::mem::replace(&mut state.pending[at].phase, Phase::Making);
-        let Phase::Waiting(item) = phase else { unreachable!("a slot waits until it is claimed") };
-        let (given, busy) = copy(&item);
-        state.pending[at].phase = Phase::Running(item);
-        state.pending[at].busy = busy;
-        state.busy += usize::from(busy);
-        self.tell(state);
-        Claim::Given(slot, given)
-    }
-
-    /// Leaves the source, and hands its item to whichever worker claims it. Reserves the next slot if that needs no wait.
-    /// To be called by the worker at the source.
-    pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
-        let mut state = self.lock();
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
-        state.settle(at);
-        state.pending[at].phase = Phase::Waiting(item);
-        state.waiting.push_back(slot);
-        let mut next = None;
-        if !state.is_over() && state.may_reserve() {
-            state.source_taken = true;
-            next = Some(state.add(Phase::Making, true));
-        }
-        self.tell(state);
-        next
-    }
-
-    /// Items that were handed over, in their order: none if there are none at the moment, None if no more will come.
-    ///
-    /// One of `sharers` workers gets its share of what waits, `most` at most. Items come together only if each of them
-    /// `joins`, which is called under the lock and must not call back.
-    pub fn claim_some(&self, most: usize, sharers: usize, joins: impl Fn(&T) -> bool) -> Option<Vec<(Slot, T)>> {
-        let mut state = self.lock();
-        if state.is_claimed() {
-            self.tell(state);
-            return None;
-        }
-        let mut claimed = Vec::new();
-        if state.holds == 0 {
-            let most = most.min(state.waiting.len().div_ceil(sharers.max(1)));
-            while let Some(&slot) = state.waiting.front() {
-                let Some(at) = state.find(slot) else { unreachable!("what waits has a slot") };
-                let Phase::Waiting(item) = &state.pending[at].phase else { unreachable!("it waits") };
-                let alone = !joins(item);
-                if !claimed.is_empty() && (alone || claimed.len() >= most) {
-                    break;
-                }
-                state.waiting.pop_front();
-                if let Phase::Waiting(item) = std::mem::replace(&mut state.pending[at].phase, Phase::Making) {
-                    claimed.push((slot, item));
-                }
-                if alone {
-                    break;
-                }
-            }
-        }
-        self.tell(state);
-        Some(claimed)
-    }
-
-    /// Gives items back that were claimed, to be claimed again before all others. Returns what nobody wants any more.
-    pub fn hand_back(&self, items: Vec<(Slot, T)>) -> Vec<T> {
-        let mut state = self.lock();
-        if state.closed {
-            return items.into_iter().map(|(_, item)| item).collect();
-        }
-        for (slot, item) in items.into_iter().rev() {
-            let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
-            state.pending[at].phase = Phase::Waiting(item);
-            state.waiting.push_front(slot);
-        }
-        self.tell(state);
-        Vec::new()
-    }
-
-    /// Adds an item for the workers, behind all others and over the capacity if need be. To be called by the consumer.
-    pub fn submit(&self, item: T) {
-        let mut state = self.lock();
-        let slot = state.add(Phase::Waiting(item), false);
-        state.waiting.push_back(slot);
-        self.tell(state);
     }
 
     /// Adds an outcome that exists already, behind all others and over the capacity if need be.
@@ -659,23 +288,6 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Lets no worker begin a further item for as long as the hold lives. Some may be at one: see [`Hold::wait`].
-    pub fn hold(&self) -> Hold<&Self, T> {
-        Hold::new(self)
-    }
-
-    /// Waits up to `timeout` until no worker is at the source or at an item that it may change, on a queue that is held or
-    /// closed.
-    pub fn wait_still(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
-        let mut state = self.lock();
-        while state.busy > 0 {
-            let Some(slice) = begun.slice() else { return false };
-            state = sleep(&self.still, state, slice);
-        }
-        true
-    }
-
     /// Takes out all outcomes, submitted items and copies of those that workers are at, which keep their slots.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
@@ -746,78 +358,4 @@ impl<T> OrderedQueue<T> {
         }
         content
     }
-}
-
-/// A hold on a queue: no worker begins an item before the last hold is dropped.
-///
-/// A hold belongs to the caller that has taken it: no other caller can end it.
-#[derive(Debug)]
-#[must_use = "the workers go on when the hold is dropped"]
-pub struct Hold<Q, T>
-where
-    Q: Deref<Target = OrderedQueue<T>>,
-{
-    queue: Q,
-    _of: PhantomData<fn(T)>,
-}
-
-impl<Q, T> Hold<Q, T>
-where
-    Q: Deref<Target = OrderedQueue<T>>,
-{
-    /// A hold that keeps whatever owns the queue.
-    pub fn new(queue: Q) -> Self {
-        queue.lock().holds += 1;
-        Self { queue, _of: PhantomData }
-    }
-
-    /// Returns the owner of the queue.
-    pub fn owner(&self) -> &Q {
-        &self.queue
-    }
-
-    /// Waits up to `timeout` until the workers stand still, which they do from then on. Returns whether they do.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        self.queue.wait_still(timeout)
-    }
-}
-
-impl<Q, T> Drop for Hold<Q, T>
-where
-    Q: Deref<Target = OrderedQueue<T>>,
-{
-    fn drop(&mut self) {
-        let mut state = self.queue.lock();
-        state.holds -= 1;
-        self.queue.tell(state);
-    }
-}
-
-/// When a wait began, and how long it may take.
-struct Begun {
-    /// None for a wait that is none: it spares the clock.
-    at: Option<Instant>,
-    timeout: Duration,
-}
-
-impl Begun {
-    fn now(timeout: Duration) -> Self {
-        Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
-    }
-
-    /// How long it may still take; None if the time is up. Counts from the beginning, as a deadline may lie beyond what an
-    /// `Instant` can say.
-    fn left(&self) -> Option<Duration> {
-        let left = self.timeout.checked_sub(self.at?.elapsed())?;
-        (!left.is_zero()).then_some(left)
-    }
-
-    /// How long to sleep next.
-    fn slice(&self) -> Option<Duration> {
-        self.left().map(|left| left.min(LONGEST_SLICE))
-    }
-}
-
-fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, slice: Duration) -> MutexGuard<'a, S> {
-    on.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
 }
