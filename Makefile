@@ -185,7 +185,7 @@ test-unit: setup ## Those of them in files that start no process
 
 # What the fallback does in its own way: files in place of memory, naps in place of wake-ups, deaths seen by looking, and
 # descriptors that stay. The tests of all else of the worker processes (signals, locks, exceptions, …) run once.
-PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _forks.py _memory.py _protocol.py)
+PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _fork_server.py _forks.py _memory.py _protocol.py)
 
 .PHONY: test-portable
 test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback

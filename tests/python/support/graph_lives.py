@@ -14,9 +14,9 @@ from typing import Any
 
 import random_lives
 from driving import drive, parser_of
+from life_plans import Life, only_read
 from random_graphs.check import NotComparable, start
 from random_graphs.loaders import Loader
-from random_lives import Life, only_read
 from random_pipelines import Differs
 
 

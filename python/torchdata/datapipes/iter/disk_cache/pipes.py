@@ -204,8 +204,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first part of a pair to the path of the file. None: it is the path.
         same_filepath_fn: whether `filepath_fn` is the one of `on_disk_cache`.
         skip_read: accepted for compatibility, without effect: what the data is, is seen by looking at it.
-        timeout: seconds to wait for a file that another process works on all the time. One that has died, or does
-            nothing for the file, is not waited for.
+        timeout: seconds to wait for a file that another process makes, if there is nothing else to do. One that has
+            died is not waited for.
 
     Raises:
         RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
@@ -296,9 +296,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         path: str | None = None
         try:
             while True:
-                section.suspend()
                 yield path
-                section.resume()
                 while (path := section.next_ready()) is None:
                     if section.finished:
                         return
