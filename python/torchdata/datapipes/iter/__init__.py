@@ -74,7 +74,7 @@ from torchdata.datapipes.iter.stores.fsspec import FSSpecFileLister, FSSpecFileO
 from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
-from torchdata.datapipes.iter.streams.arrow import ArrowReader
+from torchdata.datapipes.iter.streams.arrow import ArrowReader, LanceReader
 from torchdata.datapipes.iter.streams.decoding import RoutedDecoder
 from torchdata.datapipes.iter.streams.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
@@ -142,6 +142,7 @@ __all__ = [
     "IterKeyZipper",
     "IterableWrapper",
     "JsonParser",
+    "LanceReader",
     "LengthSetter",
     "LineReader",
     "MapKeyZipper",

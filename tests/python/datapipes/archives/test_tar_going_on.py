@@ -161,7 +161,7 @@ def test_a_stream_that_seeks_is_read_from_the_next_header_on(tmp_path: Path, mod
     load_state(other, state)
     Recording.least = 1 << 60
     assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
-    assert Recording.least == (place - 1 if mode == "r|*" else place)
+    assert Recording.least == place - 1
 
 
 def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archive(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_shard_on_a_server_is_gone_on_with_by_a_ranged_read(web: Any, build: A
     ]
     ranges = [request["Range"] for request in web.requests() if "Range" in request]
     place = 35 * (512 + -(-SIZE // 512) * 512)
-    assert int(ranges[0].removeprefix("bytes=").partition("-")[0]) in (place - 1, place)
+    assert ranges[0].startswith(f"bytes={place - 1}-")
     assert web.sent() < len(shard) // 2
 
 

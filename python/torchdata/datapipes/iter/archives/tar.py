@@ -230,6 +230,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # `tarfile` reads a header when it opens an archive: so it opens one without members, of which the stream is
         # then exchanged.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
+        if header and not ahead:
+            file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
         return tar  # type: ignore[no-any-return]
