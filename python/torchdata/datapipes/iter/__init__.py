@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
     from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
     from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
-    from torchdata.datapipes.iter.streams.arrow import ArrowReader
+    from torchdata.datapipes.iter.streams.arrow import ArrowReader, LanceReader
     from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
     from torchdata.datapipes.iter.streams.saving import HashChecker, Saver
     from torchdata.datapipes.iter.streams.tfrecords import TFRecordExample as TFRecordExample
@@ -147,6 +147,7 @@ __all__ = [
     "IterKeyZipper",
     "IterableWrapper",
     "JsonParser",
+    "LanceReader",
     "LengthSetter",
     "LineReader",
     "MapKeyZipper",
@@ -266,6 +267,7 @@ _LATE: dict[str, dict[str, str | None]] = {
     },
     "streams.arrow": {
         "ArrowReader": "read_arrow",
+        "LanceReader": "read_lance",
     },
     "streams.frames": {
         "DataFrameMaker": "dataframe",

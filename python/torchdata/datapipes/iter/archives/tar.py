@@ -39,7 +39,7 @@ from torchdata.datapipes.iter.archives.archive import (
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.forwards import Forwards, Pieces
-from torchdata.datapipes.utils._streams import StreamWrapper
+from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
@@ -63,6 +63,10 @@ MOST_GLOBAL_RECORDS = 1000
 
 #: The last offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
+
+#: Bytes before a header at which a stream stands that is gone on with there: `tarfile` reads the last one of the member
+#: before it, to see whether the archive reaches so far.
+BEFORE = 1
 
 #: Characters of an error of `tarfile` that are repeated: some hold the header.
 _LONGEST_EXCERPT = 200
@@ -184,6 +188,8 @@ class OpenTar(tarfile.TarFile):
 
     #: A stream that is closed with the archive.
     owned: Any = None
+    #: Whether the archive is not compressed, so that its offsets are those of its stream.
+    plain = False
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
@@ -205,12 +211,30 @@ class OpenTar(tarfile.TarFile):
             self.owned.close()
 
 
-def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -> OpenTar:
+def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
     """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
 
     A compressed one raises Refused as soon as it becomes more than `max_ratio` times as large as what was read of it.
+
+    Args:
+        file_obj: the stream.
+        mode: as of `tarfile.open`.
+        max_ratio: how many times larger it may become.
+        header: for an archive that is known not to be compressed, whose stream stands `BEFORE` a header: the offset
+            of that. Nothing is read of what lies before it. 0: the stream stands at the start.
     """
+    tar: Any
+    source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
+    if header is not None:
+        # `tarfile` reads a header when it opens an archive: so it opens one without members, of which the stream is
+        # then exchanged.
+        tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
+        if header and not ahead:
+            file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
+        source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
+        tar.fileobj, tar.plain = source, True
+        return tar  # type: ignore[no-any-return]
     counted, source = None, file_obj
     if compression:
         counted = source = Counted(file_obj)
@@ -223,8 +247,9 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -
             counted, source = None, file_obj
     if compression or ahead:
         source = _forwards(source, compression, ahead, max_ratio)
-    tar: OpenTar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
-    return tar
+    tar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
+    tar.plain = not compression
+    return tar  # type: ignore[no-any-return]
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
@@ -263,14 +288,19 @@ class _TarArchive(Archive):
         start: int | None = None,
         mode: str = "r:*",
         max_ratio: float | None = None,
+        header: int | None = None,
     ) -> None:
         super().__init__(path, source, start)
         self.mode = mode
         self.max_ratio = max_ratio
+        self._header = header
+        #: The place in the stream of the archive's offset 0; None if its offsets are none of the stream's.
+        self._base: int | None = None
         self._tar: tarfile.TarFile | None = None
 
     def _settings(self) -> tuple[Any, ...]:
-        return self.mode, self.max_ratio
+        plain = self._base is not None or self._header is not None
+        return self.mode, self.max_ratio, 0 if plain else None
 
     @property
     def tar(self) -> tarfile.TarFile:
@@ -278,7 +308,10 @@ class _TarArchive(Archive):
         if self._tar is None:
             file_obj = bare(self.source)
             if not isinstance(file_obj, tarfile.TarFile):
-                file_obj = open_tar(file_obj, self.mode, self.max_ratio)
+                tar = open_tar(file_obj, self.mode, self.max_ratio, self._header)
+                if tar.plain:
+                    self._base = 0 if tar.fileobj is file_obj else self.start
+                file_obj = tar
             self._tar = file_obj
         return self._tar
 
@@ -286,6 +319,12 @@ class _TarArchive(Archive):
     def is_plain(self) -> bool:
         """Whether the archive's bytes are those of its stream."""
         return self.tar.fileobj is bare(self.source)
+
+    @property
+    def place(self) -> int | None:
+        """The place in the stream of the header behind the last member; None if there is no such place."""
+        offset = self.tar.offset
+        return offset + self._base if offset and self._base is not None else None
 
     @property
     def seeks_cheaply(self) -> bool:
@@ -484,17 +523,29 @@ class TarArchiveLoader(ArchiveLoader):
         super().__init__(datapipe, length, max_ratio=max_ratio)
         self.mode = mode
 
-    def _place_of(self, archive: _TarArchive) -> tuple[int, dict[str, str]]:
+    def _place_of(self, archive: _TarArchive) -> tuple[Any, ...]:
         return archive.tar.offset, dict(archive.tar.pax_headers)
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        stand_in, place = super()._bookmark(path, stream)
+        archive = self._archive
+        if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
+            # The stream begins there when it is opened: a store is not asked for what lies before.
+            return detached(stream, archive.place - BEFORE), (*place, archive.start)
+        return stand_in, place
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         refuse_text(self, path, stream)
+        offset, headers, *start = place or (None, None)
         try:
-            archive = _TarArchive(path, stream, mode=self.mode, max_ratio=self.max_ratio)
+            if start:
+                archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
+            else:  # from its beginning, also for a place behind that: only so is it decompressed
+                archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
                 tar.firstmember = None
-                tar.offset, tar.pax_headers = place
+                tar.offset, tar.pax_headers = offset, headers
             self._archive = archive  # now that it is open and in its place
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
