@@ -6,6 +6,7 @@ those that public code imports or patches. Parameters of ours beyond them have d
 
 from __future__ import annotations
 
+import enum
 import importlib
 import inspect
 import json
@@ -41,6 +42,8 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
         function: what is called.
         bound: whether a `self` or `cls` is passed by Python.
     """
+    if isinstance(function, enum.EnumType):  # nobody makes members, and its signature differs from Python to Python
+        return None
     try:
         found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -9,6 +9,7 @@ is none, it prints nothing. A comment above a block tells what is different:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -21,6 +22,9 @@ import torchdata
 
 #: Printed behind each block; no block prints it.
 _END = "\x1e"
+_GUARD = 'if __name__ == "__main__":'
+#: Runs a file as a notebook does its cells: workers find no program that they could import.
+_NOTEBOOK = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,12 @@ def _allowed(program: list[Example]) -> list[str]:
     return []
 
 
+def _how(program: list[Example]) -> list[str]:
+    """The option of Python for a program without a guard: where workers import the program, it is for a notebook."""
+    guarded = all(_GUARD in example.block.code for example in program)
+    return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
+
+
 def printed(page: Path, folder: Path) -> list[str]:
     """The output of each of the page's examples, run in the folder; fails if one fails."""
     texts = {}
@@ -101,11 +111,11 @@ def printed(page: Path, folder: Path) -> list[str]:
             continue
         script = folder / f"{page.stem}_{number}.py"
         # A spawned worker imports the script.
-        end = f'\nif __name__ == "__main__":\n    print("{_END}", end="", flush=True)\n'
+        end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
         # The package under test, wherever the run found it.
         environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
-        command = [sys.executable, "-W", "error", *_allowed(program), str(script)]
+        command = [sys.executable, "-W", "error", *_allowed(program), *_how(program), str(script)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
         assert (run.returncode, run.stderr) == (0, ""), f"{page}: {run.stdout}\n{run.stderr}"
         parts = run.stdout.split(_END)[:-1]
