@@ -2,8 +2,8 @@
 
 Role: shows that one wheel serves all of them (abi3). `make test-pythons` builds the wheel and runs this: the loader's
 tests, and those of files that start no process. A version that is not installed, here or under pyenv, is left out, and
-said so; none at all is an error. Of the libraries that tests use those are installed that have a wheel for the version;
-tests that need others, PyTorch among them, are skipped.
+said so; none at all is an error. A library that cannot be installed for a version is left out, and so is PyTorch unless
+it is asked for; tests that need them are skipped.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def _expanded(requirements: list[str], extras: dict[str, list[str]]) -> list[str
 
 
 def install(pip: list[str], torch: str | None) -> None:
-    """Installs the libraries that have wheels: all at once, or if one has none, each by itself."""
-    pip = [*pip, "--prefer-binary", "--only-binary", ":all:"]
+    """Installs the libraries: all at once, or if that fails for one of them, each by itself."""
+    pip = [*pip, "--prefer-binary"]
     wanted = libraries()
     if subprocess.run([*pip, *wanted], capture_output=True).returncode:
         for one in wanted:
             if subprocess.run([*pip, one], capture_output=True).returncode:
-                print(f"  no wheel of {one}", flush=True)
+                print(f"  left out: {one}", flush=True)
     if torch and subprocess.run([*pip, *torch.split()], capture_output=True).returncode:
-        print(f"  no wheel of {torch}", flush=True)
+        print(f"  left out: {torch}", flush=True)
 
 
 def run_tests(python: str, wheel: Path, folder: Path, torch: str | None, arguments: list[str]) -> int:

@@ -24,7 +24,7 @@ import torchdata
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
 #: Runs a file as a notebook does its cells: workers find no program that they could import.
-_NOTEBOOK = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
+_NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
 @dataclass(frozen=True)
