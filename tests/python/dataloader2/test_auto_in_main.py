@@ -16,7 +16,8 @@ import pytest
 
 from auto_checks import auto, epochs_until, in_order_of, plain, shuffled
 from process_checks import nothing_is_left  # noqa: F401
-from torchdata._observe.stats.diagnosis import diagnose
+from torchdata._observe.outside.attaching import attach
+from torchdata._observe.stats.diagnosis import Verdict, diagnose
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
@@ -100,6 +101,12 @@ def trained(loader: DataLoader2[Any]) -> int:
     return sum(time.sleep(0.0001) is None for _ in loader)
 
 
+def seen_from_outside() -> Verdict:
+    """The verdict of `python -m torchdata top` and `stats` on the loader of this process."""
+    (attached,) = attach(os.getpid())
+    return diagnose(attached.stats())
+
+
 def test_a_verdict_is_on_those_that_load_now(transport):
     transport(made=1e-5)
     pipe = IterableWrapper(range(1200)).sharding_filter().map(partial(slow_outside, pid=os.getpid()))
@@ -110,6 +117,7 @@ def test_a_verdict_is_on_those_that_load_now(transport):
             kinds.append(loader.diagnose().kind)
         assert loader.reading_service.num_workers == 0
         assert kinds == ["loading"] * (len(kinds) - 1) + ["training"], loader.diagnose()
+        assert seen_from_outside().kind == "training"
         earlier = loader.stats()
         assert loader.diagnose(since=earlier).kind == "too early"
         transport(made=1.0, comes=1.0)
@@ -120,10 +128,12 @@ def test_a_verdict_is_on_those_that_load_now(transport):
         said = str(loader.diagnose(since=earlier))
         assert said.startswith("It is too early to tell: 1 items were loaded; ask again"), said
         assert said.endswith("Those before them came of other processes.")
+        assert str(seen_from_outside()) == said
         assert sum(time.sleep(0.0001) is None for _ in iterator) == 1199
-        assert loader.diagnose().kind == "loading", loader.diagnose()
+        assert loader.diagnose().kind == seen_from_outside().kind == "loading", loader.diagnose()
         assert loader.stats().items == 1200 * (len(kinds) + 2)
         assert loader.stats(since=earlier).epochs == 2
+    assert loader.diagnose().kind == "loading", "what was counted of the change stays, too"
 
 
 def test_no_workers_are_advised_where_items_come_more_slowly_from_them(transport):

@@ -133,6 +133,7 @@ class Reading:
         pages: by index, what each process has counted.
         cpu: by index, seconds of processor time, of waiting for it and of life; None if the system does not tell.
         alive: the indices of processes that run.
+        before: the counters when the processes of now took over from others; None where there were no others.
     """
 
     at: int
@@ -140,11 +141,7 @@ class Reading:
     pages: Mapping[int, Page]
     cpu: Mapping[int, tuple[float, float, float] | None] = field(default_factory=dict)
     alive: frozenset[int] = frozenset()
-
-    def of_those_before(self) -> Reading:
-        """Without the processes that are at work now, which have begun to count since others were."""
-        pages = {index: page for index, page in self.pages.items() if page["role"] == 1 or page["replaced"]}
-        return replace(self, pages=pages)
+    before: Reading | None = None
 
 
 @described

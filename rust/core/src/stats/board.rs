@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use super::clock::nanoseconds;
@@ -155,7 +156,7 @@ impl Board {
         self.generation == fork::generation()
     }
 
-    fn header(&self) -> &BoardHeader {
+    pub(super) fn header(&self) -> &BoardHeader {
         // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit
         // patterns are valid and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
@@ -164,6 +165,22 @@ impl Board {
     /// The page of process `index`, or None if there are fewer.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
+    }
+
+    /// Main's page as it was at the last change.
+    pub(super) fn main_then(self: &Arc<Self>) -> PageRef {
+        PageRef { board: Arc::clone(self), index: self.config.pages as usize }
+    }
+
+    /// Notes that others take the workers' place from now on, and keeps what main has counted until then. To be called
+    /// by main.
+    pub fn note_change(self: &Arc<Self>) {
+        let Some(main) = self.page(0) else { return };
+        let (now, then) = (main.words(), self.main_then());
+        self.header().change.change(|| {
+            now.iter().zip(then.words()).for_each(|(now, then)| then.store(now.load(Relaxed), Relaxed));
+            self.header().changed.store(nanoseconds(), Relaxed);
+        });
     }
 }
 
@@ -179,6 +196,14 @@ impl PageRef {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
         // SAFETY: callers keep to what a page has, which lies inside the region as its sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
+    }
+
+    /// All of it.
+    fn words(&self) -> &[AtomicU64] {
+        let count = self.board.config.page_len() / size_of::<AtomicU64>();
+        // SAFETY: the whole page, aligned to a memory page; its fields are atomic, and so is a copy of them in words of
+        // which only the owner of the page changes any.
+        unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 
     pub(super) fn header(&self) -> &PageHeader {

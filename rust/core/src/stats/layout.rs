@@ -4,6 +4,8 @@
 //! 0        BoardHeader          one memory page
 //! 4096     page of process 0    PageHeader, `pipes` PipeRecords, `flows` Flows, rounded up to memory pages
 //! …        page of process 1
+//! …
+//! …        page of main as it was when other workers took the place of those before
 //! ```
 //!
 //! All is fixed-width, zero is a valid value of everything, and only its owner writes a page.
@@ -14,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// Changes whenever the layout does.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Room for the header of a board, and the unit in which pages are measured.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// Slow items that are remembered for each process.
@@ -47,7 +49,7 @@ impl BoardConfig {
     }
 
     pub(super) fn total(self) -> usize {
-        MEMORY_PAGE + self.pages as usize * self.page_len()
+        MEMORY_PAGE + (self.pages as usize + 1) * self.page_len()
     }
 
     pub(super) fn is_sensible(self) -> bool {
@@ -60,7 +62,8 @@ impl BoardConfig {
     }
 }
 
-/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last.
+/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last. The change of
+/// workers comes later.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -75,6 +78,10 @@ pub(super) struct BoardHeader {
     pub main: AtomicU32,
     /// When it was made.
     pub made: AtomicU64,
+    /// Guards the time of the change, and main's page as it was then.
+    pub change: Sequence,
+    /// When other workers took the place of those before, or main itself did; 0: never.
+    pub changed: AtomicU64,
 }
 
 /// A sequence number that is odd while what it guards is changed by its only writer.

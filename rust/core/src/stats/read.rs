@@ -83,6 +83,20 @@ impl Board {
     pub fn read(self: &Arc<Self>) -> Result<Vec<Value>, Unreadable> {
         (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read().transpose()).collect()
     }
+
+    /// When others took the workers' place last, and main's page as it was then; None if nobody did.
+    ///
+    /// # Errors
+    ///
+    /// As of `read`.
+    pub fn read_change(self: &Arc<Self>) -> Result<Option<(u64, PageCounts)>, Unreadable> {
+        let read = || (self.header().changed.load(Relaxed), self.main_then().read());
+        let (changed, page) = self.header().change.read(read);
+        if changed == 0 {
+            return Ok(None);
+        }
+        Ok(page?.map(|page| (changed, PageCounts { index: 0, ..page })))
+    }
 }
 
 impl PageRef {
@@ -193,6 +207,27 @@ mod tests {
         );
         page.header().role.store(77, Relaxed);
         assert!(board.read().unwrap_err().to_string().contains("what no process of a loader does"));
+    }
+
+    #[test]
+    fn the_last_change_keeps_what_main_had_counted_until_then() {
+        let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
+        assert!(board.read_change().unwrap().is_none());
+        let main = board.page(0).unwrap();
+        main.adopt(Role::Main, 0);
+        let pipe = main.pipe(0, None, 0, 0, ["Mapper", ""]).unwrap();
+        main.set_pipes(1);
+        let mut then = 0;
+        for items in [5, 8] {
+            pipe.record().yielded.store(items, Relaxed);
+            board.note_change();
+            pipe.record().yielded.store(items + 1, Relaxed);
+            let (at, page) = board.read_change().unwrap().unwrap();
+            assert!(at > then && page.index == 0 && page.role == Role::Main as u32);
+            assert_eq!((page.pipes[0].items, page.pipes[0].label.as_str()), (items, "Mapper"));
+            then = at;
+        }
+        assert_eq!(board.read().unwrap().len(), 1, "it is no process's page");
     }
 
     #[test]

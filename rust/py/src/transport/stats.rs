@@ -153,6 +153,19 @@ impl PyStatsBoard {
         Ok(())
     }
 
+    /// Notes that others take the workers' place from now on, and keeps what main has counted. To be called by main.
+    fn note_change(&self) -> PyResult<()> {
+        self.own_page(0)?;
+        self.0.note_change();
+        Ok(())
+    }
+
+    /// When others took the workers' place last, in nanoseconds, and main's counts then; None if nobody did.
+    fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyDict>)>> {
+        let change = self.0.read_change().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        change.map(|(at, page)| Ok((at, page_dict(py, &page)?))).transpose()
+    }
+
     /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Raises ValueError if a page cannot
     /// be that of a process.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

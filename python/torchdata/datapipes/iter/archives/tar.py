@@ -109,20 +109,24 @@ class _HeaderBytes:
         #: Bytes that were looked at and not read yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
-        self._followers = 0
+        self._headers = 0
         #: Whether reading itself went wrong, rather than what was read.
         self.failed = False
 
-    def follow(self) -> None:
-        """Takes in that one more header of the member begins: `tarfile` recurses for each."""
-        self._followers += 1
-        if self._followers > MOST_HEADERS:
+    def count(self) -> None:
+        """Takes in one more header of the member: `tarfile` recurses for each."""
+        self._headers += 1
+        if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
+
+    def check(self, size: int) -> None:
+        """Refuses to read so many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
+        if not len(self._ahead) <= size <= self._left:
+            raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
     def look(self, size: int) -> bytes:
         """The next bytes, which are still to be read."""
-        if not len(self._ahead) <= size <= self._left:
-            raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
+        self.check(size)
         try:
             self._ahead += self._stream.read(size - len(self._ahead))
         except Exception:
@@ -153,7 +157,6 @@ class _Header(tarfile.TarInfo):
     def fromtarfile(cls, tarfile_: Any) -> Any:
         stream = tarfile_.fileobj
         if isinstance(stream, _HeaderBytes):
-            stream.follow()
             return super().fromtarfile(tarfile_)
         headers, place = _HeaderBytes(stream), tarfile_.offset
         tarfile_.fileobj = headers
@@ -173,6 +176,16 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"damaged header at byte {place}: {said}") from error
         finally:
             tarfile_.fileobj = stream
+
+    def _proc_member(self, tarfile_: Any) -> Any:
+        """Counts each header, by whichever of its methods `tarfile` has made it: that differs from Python to Python."""
+        if isinstance(tarfile_.fileobj, _HeaderBytes):
+            tarfile_.fileobj.count()
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+    def _proc_gnulong(self, tarfile_: Any) -> Any:
+        tarfile_.fileobj.check(self._block(self.size))  # type: ignore[attr-defined]
+        return super()._proc_gnulong(tarfile_)  # type: ignore[misc]
 
     def _proc_pax(self, tarfile_: Any) -> Any:
         """Checks an extended header before `tarfile` reads it, whose time is quadratic in some (CVE-2024-6232)."""
