@@ -68,6 +68,8 @@ pub struct PipeCounts {
     pub own: u64,
     /// Items that were skipped because they raised.
     pub skipped: u64,
+    /// These by kind of exception; further kinds are not among them.
+    pub skipped_kinds: Vec<(String, u64)>,
     /// Nanoseconds that half of the calls, and 99 of 100, take at most; None if none was timed.
     pub quantiles: Option<(f64, f64)>,
 }
@@ -228,6 +230,7 @@ impl PipeCounts {
             samples,
             own: record.own.load(Relaxed),
             skipped: record.skipped.load(Relaxed),
+            skipped_kinds: record.skipped_kinds(),
             quantiles: (samples > 0).then(|| (quantile(&counts, 0.5), quantile(&counts, 0.99))),
         }
     }

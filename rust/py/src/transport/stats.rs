@@ -201,6 +201,6 @@ fn pipe_dict<'py>(py: Python<'py>, pipe: &PipeCounts) -> PyResult<Bound<'py, PyD
     Ok(dict!(py,
         "label": &pipe.label, "location": &pipe.location, "reader": pipe.reader, "flags": pipe.flags,
         "capacity": pipe.capacity, "yielded": pipe.yielded, "items": pipe.items, "samples": pipe.samples,
-        "own": pipe.own, "skipped": pipe.skipped, "quantiles": pipe.quantiles,
+        "own": pipe.own, "skipped": pipe.skipped, "skipped_kinds": &pipe.skipped_kinds, "quantiles": pipe.quantiles,
     ))
 }

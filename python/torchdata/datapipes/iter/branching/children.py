@@ -224,5 +224,9 @@ class Child(IterDataPipe[Any]):
         self.main_datapipe.open(self)
         return self.main_datapipe.read(self.instance_id)
 
+    def _drop_broken(self) -> None:
+        """Goes on behind an item that has raised, although its iterator has ended."""
+        self.main_datapipe._done.discard(self.instance_id)
+
     def __len__(self) -> int:
         return self.main_datapipe.length(self.instance_id)

@@ -124,6 +124,10 @@ class ArrowReader(IterDataPipe[Any]):
             yield from self._items_of(part)
         self._part = None
 
+    def _drop_broken(self) -> None:
+        """Lets go of a part that has raised."""
+        self._part = None
+
     def _check_name(self, part: int) -> None:
         names = self._table.names
         if part >= len(names) or names[part] != self._name:
