@@ -98,6 +98,8 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iter(())
         #: Indices that are to come before those of the sampler.
         self._owed: deque[Any] = deque()
+        #: The index that the sampler gave to tell whether it draws on. It counts as one that is still to be drawn.
+        self._early: deque[Any] = deque()
         #: Whether batches are filled up from which samples were left out; and indices to begin further batches with.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
@@ -125,9 +127,8 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, made since `note_random`.
         """
-        self._owed.clear()
-        self._spare.clear()
-        self._kept.clear()
+        for indices in (self._owed, self._early, self._spare, self._kept):
+            indices.clear()
         self.drawn, self._ended, self._has_holes = 0, False, False
         self._iterator = iterator
 
@@ -173,6 +174,8 @@ class IndexOrder:
             self._has_holes = True
 
     def _draw(self) -> Any:
+        if self._early:
+            return self._early.popleft()
         if self._ended:
             raise StopIteration
         if (self._is_known and self.drawn > 0) or self._is_plain:
@@ -231,7 +234,7 @@ class IndexOrder:
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
-        given = self.drawn - len(waiting)
+        given = self.drawn - len(waiting) - len(self._early)
         theirs: dict[str, Any] = {
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
@@ -245,7 +248,8 @@ class IndexOrder:
             theirs["_sampler_iter_yielded"], size = batches
             theirs["_sampler_iter_state"] = {"samples_yielded": batches[0] * size} if size else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
-            count = sum(map(len, waiting)) if isinstance(self._iterator, BatchIndices) else len(waiting)
+            undrawn = [*waiting, *self._early]
+            count = sum(map(len, undrawn)) if isinstance(self._iterator, BatchIndices) else len(undrawn)
             theirs["_sampler_iter_state"] = self._iterator.state_before(count)
         moments: dict[str, Any] = {"now": self._drawing.encoded(now)}
         if not (self._is_plain or self._keeps_place or self._comes_of_a_generator or finished):
@@ -308,9 +312,8 @@ class IndexOrder:
         self._check_size(state)
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
-        self._owed.clear()
-        self._spare.clear()
-        self._kept.clear()
+        for indices in (self._owed, self._early, self._spare, self._kept):
+            indices.clear()
         self._ended, self.drawn = False, 0
         self._has_holes = len(state["indices"]) > 1 or (self._fills and bool(state["indices"]))
         with self._drawing.going_on(now):
@@ -406,7 +409,7 @@ class IndexOrder:
         # on was ahead of what was given: its generators are where passing over, and one index more, leave them.
         before = self._drawing.now()
         with contextlib.suppress(StopIteration):
-            self._owed.append(self._next())
+            self._early.append(self._next())
         if given == 0 or _is_equal(before, self._drawing.now()):
             self._drawing.set(self._settled(now))
 

@@ -102,7 +102,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
     """
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
-    if not (kind.__module__.startswith(_OURS) and hasattr(kind, "iteration_state")):
+    if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):
         return None
     sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
     begins = hooks_of(datapipe)._begins_sources

@@ -141,19 +141,35 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._packed(iter(self.datapipe))
 
     def _packed(self, source: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        rows, waiting, longest = self._rows, self._waiting, 0 if self.method == "cut" else self.max_tokens
+        rows, waiting, kinds = self._rows, self._waiting, _KINDS
+        longest = 0 if self.method == "cut" else self.max_tokens
         while True:
             while waiting:
                 piece = waiting.popleft()
                 if (full := self._placed(piece, _size(piece))) is not None:
                     yield self._row(*full)
             for item in source:
-                piece = self._columns_of(item)
-                size = _size(piece)
+                kind = kinds.get(type(item))
+                if kind is _Lists or (kind is not None and item.ndim == 1):
+                    piece, size = {_TOKENS: item}, len(item)
+                else:
+                    piece = self._columns_of(item)
+                    size = _size(piece)
                 if not 0 < size <= longest:
                     waiting.extend(self._pieces(piece, size))
                     break
-                if (full := self._placed(piece, size)) is not None:
+                for row in rows:
+                    if row[0] > size:
+                        row[0] -= size
+                        row[1].append(piece)
+                        break
+                    if row[0] == size:
+                        row = None
+                        break
+                else:
+                    row = None
+                # Most pieces are placed by now, without a call.
+                if row is None and (full := self._placed(piece, size)) is not None:
                     yield self._row(*full)
             else:
                 break
@@ -222,14 +238,15 @@ class Packer(IterDataPipe[dict[str, Any]]):
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
         """The row of some pieces, filled up if there is a padding."""
         columns = pieces[0].keys()
-        for piece in pieces:
-            if piece.keys() != columns:
-                raise ValueError(f"Packer: an item has the columns {list(piece)}, and one before it {list(columns)}")
-        ends = list(accumulate(map(_size, pieces)))
+        odd = pieces[-1].keys() != columns or sum(map(len, pieces)) != len(pieces) * len(columns)
+        by_column = {} if odd else {name: [piece[name] for piece in pieces if name in piece] for name in columns}
+        if odd or any(len(parts) < len(pieces) for parts in by_column.values()):
+            other = next(piece for piece in pieces if piece.keys() != columns)
+            raise ValueError(f"Packer: an item has the columns {list(other)}, and one before it {list(columns)}")
+        ends = list(accumulate(map(len, next(iter(by_column.values())))))
         row: dict[str, Any] = {}
         added = room if self.pad_value is not None else 0
-        for name in columns:
-            parts = [piece[name] for piece in pieces]
+        for name, parts in by_column.items():
             kind = _kind_of(name, parts[0])
             if len(set(map(type, parts))) > 1 and any(_kind_of(name, part) is not kind for part in parts):
                 kinds = sorted({type(part).__name__ for part in parts})
