@@ -305,6 +305,19 @@ def test_an_item_at_which_a_pipe_raises_is_left_out_also_behind_a_state(name: st
             assert came + list(other) == expected, count
 
 
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (lambda: numbers(9).fork(2, buffer_size=2)[0], BufferError),
+        (lambda: numbers(9).demux(2, lambda n: n // 5, buffer_size=2)[1], BufferError),
+        (lambda: numbers(9).random_split(weights={"a": 1, "b": 1}, seed=1, total_length=4)[0], ValueError),
+    ],
+)
+def test_a_limit_of_the_pipeline_is_no_item_to_skip(build: Any, kind: Any) -> None:
+    with pytest.raises(kind):
+        list(iter(build().on_error("skip")))
+
+
 def test_no_pipe_is_forgotten() -> None:
     known = [*OWN, *RAISE_NOTHING, *AS_OTHERS, *END, "SHARDING_PRIORITIES", "IterDataPipe"]
     assert sorted(name for name in known if name in pipes.__all__) == sorted(pipes.__all__)
