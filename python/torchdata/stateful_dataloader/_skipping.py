@@ -168,8 +168,13 @@ class IndexedFetcher(_MapDatasetFetcher):
 
     def _read_batch(self, indices: Any) -> Any:
         if not getattr(self.dataset, "__getitems__", None):
-            data = [self._read_one(lambda index: self.dataset[index], *each) for each in enumerate(indices)]
-            return [sample for sample in data if sample is not NOTHING] if self.skipped else data
+            dataset, data = self.dataset, list[Any]()
+            for place, index in enumerate(indices):
+                try:
+                    data.append(dataset[index])
+                except Exception as error:
+                    self._leave_out(error, place, index)
+            return data
         try:
             return self.dataset.__getitems__(indices)
         except Exception as error:
@@ -199,11 +204,15 @@ class IndexedFetcher(_MapDatasetFetcher):
         try:
             return read(index)
         except Exception as error:
-            if not is_of_an_item(error):
-                raise
-            self._places.append(place)
-            self.skipped.append({"index": _plain(index)} | line_of(error))
+            self._leave_out(error, place, index)
             return NOTHING
+
+    def _leave_out(self, error: Exception, place: int, index: Any) -> None:
+        """Notes a sample that is left out, or raises the error."""
+        if not is_of_an_item(error):
+            raise error
+        self._places.append(place)
+        self.skipped.append({"index": _plain(index)} | line_of(error))
 
 
 class StreamFetcher(_IterableDatasetFetcher):
