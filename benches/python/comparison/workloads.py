@@ -471,6 +471,10 @@ WORKLOADS = (
             ("enumerate", "Enumerator"),
         )
     ),
+    replace(
+        chain("in-process-on-error", "two Mappers whose errors are skipped, none raised, no workers", "on_error"),
+        contenders=(Contender(OURS, "ours", {"case": "on_error"}),),
+    ),
     *LOADERS,
     *STATES,
     *packing("pack-lists", "packing lists of tokens into rows of 2,048", "lists"),

@@ -24,7 +24,7 @@ from torchdata._stateful import is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._frozen import copied, freeze
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
-from torchdata.stateful_dataloader._skipping import SkippingFetcher
+from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
@@ -51,8 +51,11 @@ class Reading:
     drop_last: bool
     #: Samples of a batch, if an iterable dataset is read in batches.
     batch_size: int | None
-    #: Whether indices are skipped at which the dataset raises.
+    #: Whether samples are skipped at which the dataset raises.
     skips: bool = False
+    #: Whether batches from which samples were left out are filled up; and whether what was read of them is kept.
+    fills: bool = False
+    keeps: bool = False
 
     @property
     def is_iterable(self) -> bool:
@@ -60,7 +63,9 @@ class Reading:
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """How many samples an index of the sampler asks for."""
+        """How many samples an index of the sampler, or an order of an iterable dataset, asks for."""
+        if self.is_iterable:
+            return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
 
     def iterable_index(self) -> Any:
@@ -113,8 +118,18 @@ class Reader:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """What was skipped of the last batch that was asked for, see `SkippingFetcher`."""
+        """What was skipped of the last batch that was asked for, see `IndexedFetcher`."""
         return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
+
+    @property
+    def seen(self) -> int:
+        """How many samples that batch accounts for, if samples may be skipped."""
+        return self._fetcher.seen if self._fetcher is not None else 0
+
+    @property
+    def left(self) -> list[int] | None:
+        """The places in it of the indices that were read, if it is to be filled up."""
+        return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
 
     @property
     def has_ended(self) -> bool:
@@ -161,8 +176,10 @@ class Reader:
     def _fetch_anew(self) -> None:
         reading, create = self.reading, _DatasetKind.create_fetcher
         how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
-        if reading.skips:
-            self._fetcher = SkippingFetcher(*how)
+        if reading.skips and reading.is_iterable:
+            self._fetcher = StreamFetcher(*how, fills=reading.fills)
+        elif reading.skips:
+            self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = create(reading.kind, *how)  # type: ignore[no-untyped-call]
         self._fetched = 0

@@ -381,6 +381,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 items_in=inputs.get(number),
                 items_out=items,
                 skipped=pipe["skipped"] - (before["skipped"] if before else 0),
+                skipped_kinds=_skipped_kinds(pipe, before),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,
@@ -393,6 +394,14 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
             )
         )
     return tuple(found)
+
+
+def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
+    """By kind of exception, how many items were skipped since an earlier reading."""
+    earlier = dict(before["skipped_kinds"]) if before else {}
+    grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
+    others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
+    return {printable(kind): count for kind, count in (*grown.items(), ("others", others)) if count > 0}
 
 
 def pipe_at_work(page: Page) -> str | None:

@@ -164,9 +164,14 @@ fn pipe(record: &PipeRecord) -> Value {
     fields!(
         record: label = read_text(&record.label), location = read_text(&record.location),
         reader = record.reader.load(Relaxed).checked_sub(1), flags, capacity, yielded = yielded,
-        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped,
+        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, skipped_kinds = skipped_kinds(record),
         quantiles = (samples > 0).then(|| vec![quantile(&counts, 0.5), quantile(&counts, 0.99)]),
     )
+}
+
+/// The kinds of exceptions that were skipped, each with how many; further kinds are not among them.
+fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
+    record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
 
 /// The middle of the step in which the quantile lies.

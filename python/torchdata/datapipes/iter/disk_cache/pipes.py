@@ -74,6 +74,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     _section: Section | None = state(saved=False, lasts=True)
+    _renews = False  # a section is begun once in a pass
 
     def __init__(
         self,
@@ -225,6 +226,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     """
 
     _section: Section | None = state(saved=False)
+    _renews = False
     _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration goes on with
 
     def __init__(

@@ -149,6 +149,10 @@ class ArrowReader(IterDataPipe[Any]):
             return names[0]
         return f"{names[0]} and {len(names) - 1} more (checksum {crc32(''.join(names).encode()):08x})"
 
+    def _drop_broken(self) -> None:
+        """Lets go of a part that has raised."""
+        self._part = None
+
     def _check_name(self, part: int | list[int]) -> None:
         last = max(part, default=0) if isinstance(part, list) else part
         if last >= len(self._table.names) or self._name_of(part) != self._name:
