@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
@@ -320,21 +321,6 @@ impl PageRef {
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Pipe `index` runs from now on; returns what ran before, for `set_current`.
-    #[inline]
-    pub fn enter(&self, index: usize) -> u32 {
-        let current = &self.header().current;
-        let before = current.load(Relaxed);
-        current.store(index as u32 + 1, Relaxed);
-        before
-    }
-
-    /// Says which pipe runs: 1 + its number, 0 for none.
-    #[inline]
-    pub fn set_current(&self, pipe: u32) {
-        self.header().current.store(pipe, Relaxed);
-    }
-
     /// Remembers an item if it is among the slowest.
     pub fn slow_item(&self, took: u64, index: u64) {
         let slow = &self.header().slow;
@@ -400,8 +386,8 @@ impl PipeRef {
         &self.page
     }
 
-    /// Its number.
-    pub fn index(&self) -> usize {
-        self.index
+    /// Where its process says which pipe runs, and what stands there for this one; 0 stands for none.
+    pub fn running(&self) -> (&AtomicU32, u32) {
+        (&self.page.header().current, self.index as u32 + 1)
     }
 }

@@ -176,6 +176,7 @@ impl Outlet {
             let producer = &mut producers[target];
             let ready = || producer.permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
+            producer.resumed();
             if let Some(began) = traced {
                 origin.waited(Kind::WaitForRoom, began, target);
             }

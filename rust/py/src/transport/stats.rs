@@ -161,9 +161,9 @@ impl PyStatsBoard {
     }
 
     /// When others took the workers' place last, in nanoseconds, and main's counts then; None if nobody did.
-    fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyDict>)>> {
+    fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyAny>)>> {
         let change = self.0.read_change().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        change.map(|(at, page)| Ok((at, page_dict(py, &page)?))).transpose()
+        change.map(|(at, page)| Ok((at, plain(py, &page)?))).transpose()
     }
 
     /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Raises ValueError if a page cannot
