@@ -14,8 +14,8 @@ from torchdata._optional import optional_import
 __all__ = ["is_of_arrow", "tables_of"]
 
 
-def _arrow(needed_by: str = "ArrowReader") -> Any:
-    return optional_import("pyarrow", extra="parquet", needed_by=needed_by)
+def _arrow() -> Any:
+    return optional_import("pyarrow", extra="parquet", needed_by="ArrowReader")
 
 
 def tables_of(

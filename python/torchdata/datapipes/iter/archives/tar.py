@@ -503,6 +503,9 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
     memory when the archive goes on before it is read.
 
+    A saved state goes on at the next member. If the archive is not compressed, and its stream can begin anywhere (a
+    file, an object in a store, a URL whose server knows ranges), nothing before that member is read again.
+
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
