@@ -139,9 +139,11 @@ def _let_go(tried: object) -> None:
         members = tried.exceptions if isinstance(tried, BaseExceptionGroup) else ()
         for one in (*members, *attributes_of(tried).values()):
             _let_go(one)
-    elif hasattr(type(tried), "__del__") and hasattr(type(tried), "close"):
+        return
+    close = getattr(type(tried), "close", None)
+    if close is not None and hasattr(type(tried), "__del__"):
         with contextlib.suppress(Exception):
-            tried.close()
+            close(tried)
 
 
 def _pickled_class(cls: type[BaseException]) -> bytes | None:
