@@ -24,6 +24,8 @@ from watchdog import end_session, environment, show_stacks, survivors_of
 NOTICED = 3.0
 #: Seconds for all that a program does; longer is a hang.
 LIMIT = 60.0
+#: The same for one whose processes hang: more of them are started, and each is waited for.
+LIMIT_OF_HANGS = 240.0
 #: Epochs that the program reads to their end.
 EPOCHS = 4
 
@@ -96,10 +98,11 @@ def run_seed(seed, methods):
         try:
             strike(plan, process, terminal, listener, outcome)
             process.stdin.close()
+            limit = LIMIT_OF_HANGS if plan.hang else LIMIT
             try:
-                process.wait(LIMIT)
+                process.wait(limit)
             except subprocess.TimeoutExpired:
-                outcome.wrong.append(f"it hung: not done after {LIMIT:.0f} s")
+                outcome.wrong.append(f"it hung: not done after {limit:.0f} s")
                 show_stacks(process.pid, output)
             else:
                 left = survivors_of(process.pid)
