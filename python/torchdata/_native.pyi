@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from os import PathLike
-from typing import Any, Literal, Self, TypeVar, final
+from typing import Any, ClassVar, Literal, Self, TypeVar, final
 
 __all__ = [
     "ArenaBuffer",
     "BellBoard",
     "Calls",
     "Collector",
+    "DealingRecord",
     "Delivery",
     "DeliveryIterator",
     "FilterIterator",
@@ -33,6 +34,7 @@ __all__ = [
     "TFRecordReader",
     "TraceLog",
     "Turn",
+    "check_owners",
     "check_plain_pickle",
     "contiguous_copy",
     "drop_inherited",
@@ -188,6 +190,15 @@ class BellBoard:
     def close_descriptor(self) -> None: ...
 
 @final
+class DealingRecord:
+    """The record of the items that a dispatching process deals freely: it writes there, and main reads."""
+    def __new__(cls) -> Self: ...
+    @staticmethod
+    def attach(fd: int) -> DealingRecord: ...
+    def fileno(self) -> int: ...
+    def close_descriptor(self) -> None: ...
+
+@final
 class StatsBoard:
     """Counters of all processes of a loader, in memory that they share."""
     def __new__(cls, pages: int, flows: int, pipes: int, full: bool) -> Self: ...
@@ -237,7 +248,12 @@ class ArenaBuffer:
     """Memory of an array made by `torchdata.empty`."""
     def __len__(self) -> int: ...
 
-def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
+def drop_inherited(
+    links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None, record: DealingRecord | None = None
+) -> None: ...
+def check_owners(entries: bytes, workers: int) -> None:
+    """Raises ValueError if these do not say to which of so many workers items were dealt."""
+
 def order_of(kind: str, number: int) -> int | None:
     """The word that main orders before it sends a command; None if the command gives no epoch up."""
 
@@ -307,7 +323,9 @@ class Sender:
         pass_number: int = 1,
         starts: Sequence[tuple[tuple[int, int], int, int | None]] | None = None,
         turn: int = 0,
+        owners: tuple[int, bytes] | None = None,
     ) -> None: ...
+    def deal_freely(self, record: DealingRecord) -> None: ...
     def take_snapshots(
         self, taker: Callable[[], tuple[int, tuple[int, int], bytes] | None], seconds: float, factor: float
     ) -> None: ...
@@ -335,6 +353,8 @@ class Sender:
 @final
 class Collector:
     """The consumer's ends of links, read as one."""
+
+    REASON: ClassVar[bytes]
     def __new__(
         cls,
         links: Sequence[Link],
@@ -371,11 +391,15 @@ class Collector:
         starts: Sequence[tuple[int, int]] | None = None,
         turn: int | None = None,
         passed: int = 0,
+        owners: tuple[int, bytes] | None = None,
     ) -> None: ...
+    def follow_dealing(self, record: DealingRecord) -> None: ...
     def follow(self, delivery: Delivery | None) -> None: ...
     def follow_as(self, other: Collector) -> None: ...
     def set_window(self, window: int) -> bool: ...
-    def places(self, delivered: int | None = None) -> tuple[list[tuple[tuple[int, int], Any]], int, Any] | None: ...
+    def places(
+        self, delivered: int | None = None
+    ) -> tuple[list[tuple[tuple[int, int], Any]], int, Any, tuple[int, bytes] | None] | None: ...
     def keep(self, snapshots: Sequence[Any], dealt: Any) -> None: ...
     def share(self) -> tuple[int, tuple[int, int]]: ...
     def delivered(self) -> int: ...

@@ -414,6 +414,16 @@ WORKLOADS = (
     dispatching("dispatch-tiny", "dispatched tiny items", "tiny", 150, "at least 150 times upstream"),
     dispatching("dispatch-arrays", "dispatched 150 KiB arrays", "array", 6, "at least 6 times upstream"),
     Workload(
+        "dispatch-slow-worker",
+        "dispatched tiny items in any order, for which one worker of four takes 20 ms each",
+        "slow in one",
+        (
+            Contender(OURS, "ours", {"dealt": True, "in_order": False, "workers": 4}),
+            Contender(torch.name, "torch", {"dealt": True, "in_order": False, "workers": 4}),
+        ),
+        (Goal("at least 1.8 times torch", torch.name, at_least=1.8),),
+    ),
+    Workload(
         "jpeg",
         "JPEG decoding in workers",
         "decoded",

@@ -7,7 +7,8 @@ from typing import Any
 from zlib import crc32
 
 import random_pipelines
-from random_pipelines import begin, key
+from life_epochs import Bad, Epoch, read_epoch
+from random_pipelines import begin
 from rank_threads import ThreadGroup, _Meeting
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -18,16 +19,14 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 
-__all__ = ["Bad", "Epoch", "Life", "only_read", "read_epoch"]
+__all__ = ["Life", "only_read"]
 
 #: The steps whose state lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
+#: The steps behind a dispatch whose items do not depend on which worker gets an item, nor on when.
+BY_ITEM = {"plain", "filter", "flatmap", "large", "prefetch", "cycle"}
 #: Seconds after which a process hangs.
 HANGS_AFTER = 0.8
-
-
-class Bad(ValueError):
-    """The error of some items."""
 
 
 def failing(item: Any) -> Any:
@@ -82,6 +81,13 @@ class Life(random_pipelines.Plan):
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
+        #: Whether the dispatching process deals to whoever is free, so that items come in any order.
+        self.free = self.kind == "workers" and self.shard == "dispatch" and dice.random() < 0.4
+        if self.free:
+            self.options["in_order"], self.moves, self.auto = False, False, 0.0
+            self.before = [step for step in self.before if step != "failing"]
+            self.behind = [step for step in self.behind if step in BY_ITEM]
+            self.main = [step for step in self.main if step != "batch"]
         #: `skip` draws nothing.
         self.skips = "drawing" not in steps
         #: Whether the global generators of this process are drawn from.
@@ -128,25 +134,7 @@ def only_read(life: Life) -> list[Epoch]:
         for seed, until in life.epochs:
             if seed is not None:
                 loader.seed(seed)
-            epochs.append(read_epoch(loader, until))
+            epochs.append(read_epoch(loader, None if life.free else until))
+            epochs[-1].until = until
         epochs.append(read_epoch(loader))
     return epochs
-
-
-class Epoch(list[Any]):
-    """Items of an epoch, and whether an error comes behind them."""
-
-    fails = False
-
-
-def read_epoch(loader: DataLoader2[Any], until: int | None = None) -> Epoch:
-    """The items of the next epoch, of which at most so many are read."""
-    items = Epoch()
-    try:
-        for item in loader:
-            items.append(key(item))
-            if len(items) == until:
-                break
-    except Bad:
-        items.fails = True
-    return items

@@ -27,10 +27,11 @@ from unittest import mock
 
 from driving import drive, parser_of
 from leftovers import children
-from life_plans import Bad, Epoch, Life, only_read, read_epoch
-from pressing import await_held_back
+from life_epochs import Bad, Epoch, read_epoch
+from life_plans import Life, only_read
+from pressing import alarm, press
 from process_checks import kill_fork_server
-from random_pipelines import Differs, begin, difference, key
+from random_pipelines import Differs, begin, key
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 from torchdata.dataloader2.services import choosing, steering
@@ -74,8 +75,10 @@ class Run:
         self.did: list[str] = []
         self.deaths = Counter[int]()
         #: States that were taken in the midst of things: the epoch, and the state.
-        self.aside: list[tuple[int, dict[str, Any]]] = []
-        self.epoch, self.at = 0, 0
+        self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
+        self.epoch = 0
+        #: The items that came in this epoch; None for one that was passed over.
+        self.given: list[Any] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
         self.loader: Any = life.made()
@@ -88,7 +91,7 @@ class Run:
             for seed, until in [*self.life.epochs, (None, None)]:
                 if seed is not None:
                     self.loader.seed(seed)
-                self.at = 0
+                self.given = []
                 self._begin()
                 self.has_left = False
                 self._read_epoch(until)
@@ -128,7 +131,12 @@ class Run:
     @property
     def size(self) -> int:
         """How many items are read of the epoch."""
-        return len(self.expected[self.epoch])
+        return self.expected[self.epoch].size
+
+    @property
+    def at(self) -> int:
+        """How many items came in this epoch."""
+        return len(self.given)
 
     def _things(self) -> list[Callable[[], None]]:
         """The acts that are possible now."""
@@ -159,7 +167,7 @@ class Run:
         skipped = self.loader.skip(count)
         if skipped != count:
             raise Differs(f"{skipped} items were skipped instead of {count}")
-        self.at += count
+        self.given += [None] * count
         if self.dice.random() < 0.5:
             self.iterator = iter(self.loader)
 
@@ -170,10 +178,13 @@ class Run:
 
     def _take(self, got: list[Any], count: int) -> None:
         """Compares what came."""
-        wanted = self.expected[self.epoch][self.at : self.at + count]
-        if got != wanted:
-            raise Differs(f"epoch {self.epoch} from item {self.at} on: {difference(got, wanted)}")
-        self.at += count
+        try:
+            self.expected[self.epoch].check(self.given, got, self.life.free)
+        except Differs as error:
+            raise Differs(f"epoch {self.epoch} from item {self.at} on: {error}") from None
+        if len(got) != count:
+            raise Differs(f"epoch {self.epoch} from item {self.at} on: {len(got)} items instead of {count}")
+        self.given += got
 
     def _limit(self) -> None:
         count = self.dice.choice([1, 3, 10])
@@ -202,7 +213,10 @@ class Run:
 
     def _save(self) -> None:
         self.did.append(f"state at {self.at}")
-        self.aside.append((self.epoch, self._state()))
+        self._put_aside(self._state())
+
+    def _put_aside(self, *states: dict[str, Any]) -> None:
+        self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def _save_by_signal(self) -> None:
         """Reads on while a signal handler takes a state, whenever that is."""
@@ -210,7 +224,7 @@ class Run:
         self.did.append("signal")
         with alarm(self.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(self.loader.state_dict())):
             self._read(self.dice.choice([1, 5, 20]))
-        self.aside += [(self.epoch, state) for state in found]
+        self._put_aside(*found)
 
     def _save_by_thread(self) -> None:
         """Reads on while another thread takes states."""
@@ -236,7 +250,7 @@ class Run:
             thread.join()
         if failed:
             raise failed[0]
-        self.aside += [(self.epoch, state) for state in self.dice.sample(found, min(2, len(found)))]
+        self._put_aside(*self.dice.sample(found, min(2, len(found))))
 
     def _interrupt(self) -> None:
         """Cuts the loop off by Ctrl-C, whenever that is; another loader goes on from the state that is saved then."""
@@ -246,7 +260,7 @@ class Run:
         got: list[Any] = []
         with alarm(None):
             try:
-                signal.signal(signal.SIGALRM, _press)
+                signal.signal(signal.SIGALRM, press)
                 signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-6, 3e-5, 1e-4, 1e-3]))
                 for item in self.iterator:
                     got.append(item)
@@ -261,7 +275,7 @@ class Run:
         if given - self.at not in (0, 1):  # the moment between the count and the loop is the interpreter's own
             raise Differs(f"{self.at} items of epoch {self.epoch} came, and {given} are counted")
         self.did.append(f"interrupted at {given}")
-        self.at = given
+        self.given += [None] * (given - self.at)
         self._go_on(reads_on=False)
 
     def _go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -306,7 +320,7 @@ class Run:
                 self.loader.load_state_dict(state)
         self.deaths.clear()
         if not between:
-            self.at = at
+            del self.given[at:]
             self._begin()
 
     def _begin(self) -> None:
@@ -342,7 +356,7 @@ class Run:
             return True
         with alarm(None):
             try:
-                signal.signal(signal.SIGALRM, _press)
+                signal.signal(signal.SIGALRM, press)
                 signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-5, 1e-4, 1e-3, 5e-3]))
                 function()
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -402,45 +416,21 @@ class Run:
     def check_aside(self) -> int:
         """Goes on from states that were taken in the midst of things, as far as it is known what comes; how many."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
-        for epoch, state in chosen:
+        for epoch, state, came in chosen:
             place, expected = state["iteration_state"], self.expected[epoch]
             given = 0 if place is None else place["given"]
             begin(98)
             with self.life.made(self.workers if self.life.moves else None) as loader:
                 loader.load_state_dict(pickle.loads(pickle.dumps(state)))
-                until = len(expected) - given
+                until = expected.size - given
                 got = read_epoch(loader, until) if until else []
-                if got != expected[given:]:
-                    raise Differs(
-                        f"from a state in the midst of epoch {epoch}, at {given}: {difference(got, expected[given:])}"
-                    )
+                try:
+                    expected.check(came[:given], got, self.life.free)
+                except Differs as error:
+                    raise Differs(f"from a state in the midst of epoch {epoch}, at {given}: {error}") from None
+                if len(got) != until:
+                    raise Differs(f"from a state in the midst of epoch {epoch}: {len(got)} items instead of {until}")
         return len(chosen)
-
-
-@contextlib.contextmanager
-def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Has a function called by SIGALRM after so many seconds, if at all. Handlers and timer of before come back."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
-    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if seconds is not None:
-            signal.signal(signal.SIGALRM, handle)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            await_held_back()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
-            signal.setitimer(signal.ITIMER_REAL, left, interval)
-
-
-def _press(*_: Any) -> None:
-    """Ctrl-C, which is not at any moment a KeyboardInterrupt."""
-    signal.raise_signal(signal.SIGINT)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
