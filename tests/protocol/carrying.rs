@@ -4,8 +4,8 @@
 //! Up to two frames are on their way in either direction. A frame has the units that were there when it was made, and
 //! words that were said behind them. Main shows words when their frame arrives, and keeps units for which its ring has no
 //! room: it may be waiting for a word, and read nothing. A worker may die and leave its host, which carries on what it had
-//! sent; or the host dies with it, and any of the frames on their way are lost. Frames belong to the links of one
-//! process: one that takes a place has links of its own, where nothing of the process before it can come.
+//! sent; or the host dies with it, and main may hear of that before frames that are on their way. Frames belong to the
+//! links of one process: one that takes a place has links of its own, where nothing of the process before it can come.
 
 use std::collections::VecDeque;
 
@@ -47,6 +47,8 @@ pub struct Carrier {
     said: Option<u64>,
     /// The acknowledgement that main sees.
     acknowledged: Option<u64>,
+    /// Whether the host has died.
+    is_cut: bool,
 }
 
 impl Carrier {
@@ -60,6 +62,7 @@ impl Carrier {
             told: (0, Grant::NONE, 0),
             said: None,
             acknowledged: None,
+            is_cut: false,
         }
     }
 }
@@ -73,7 +76,10 @@ impl Setting {
         }
         let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
         let (child, far, near) = (&world.children[index], &world.far[index], &world.out[index]);
-        if carrier.up.len() < UNDER_WAY && (!far.units.is_empty() || child.acknowledged != carrier.said) {
+        if !carrier.is_cut
+            && carrier.up.len() < UNDER_WAY
+            && (!far.units.is_empty() || child.acknowledged != carrier.said)
+        {
             let mut after = world.clone();
             let units = std::mem::take(&mut after.far[index].units);
             let acknowledged = child.acknowledged;
@@ -129,20 +135,11 @@ impl Setting {
             push("tells the worker", after);
         }
         if world.deaths > 0 && child.doing != Doing::Gone {
-            for arrives in 0..=carrier.up.len() {
-                let mut after = world.clone();
-                after.deaths -= 1;
-                after.children[index].doing = Doing::Gone;
-                after.far[index].units.clear();
-                let carrier = &mut after.carriers[index];
-                carrier.said = child.acknowledged;
-                carrier.up.truncate(arrives);
-                let heard = carrier.up.back().map_or(carrier.acknowledged, |frame| frame.acknowledged);
-                if heard.is_none() {
-                    after.met[index] = None; // nobody has seen anything that was made behind it
-                }
-                steps.push((Act::HostDies(index), Ok(after)));
-            }
+            let mut after = world.clone();
+            after.deaths -= 1;
+            after.children[index].doing = Doing::Gone;
+            after.carriers[index].is_cut = true;
+            steps.push((Act::HostDies(index), Ok(after)));
         }
     }
 
@@ -179,10 +176,14 @@ impl World {
         self.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Whether main can see that a child has died: one elsewhere, when all has arrived that is to arrive of it.
+    /// Whether main can see that a child has died: one elsewhere, when its host has, or all has arrived that it has sent.
     pub fn is_gone(&self, index: usize) -> bool {
-        let comes = |carrier: &Carrier| !carrier.up.is_empty() || !self.far[index].units.is_empty();
-        self.children[index].doing == Doing::Gone && !self.carriers.get(index).is_some_and(|carrier| comes(carrier))
+        let child = &self.children[index];
+        let all_arrived = |carrier: &Carrier| {
+            carrier.up.is_empty() && self.far[index].units.is_empty() && child.acknowledged == carrier.said
+        };
+        let sees = |carrier: &Carrier| carrier.is_cut || all_arrived(carrier);
+        child.doing == Doing::Gone && self.carriers.get(index).is_none_or(|carrier| sees(carrier))
     }
 
     /// Links and carriers for a process that takes a worker's place.

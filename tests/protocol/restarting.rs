@@ -113,6 +113,9 @@ impl World {
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.settle(worker);
+            if setting.carried && !self.calls.unsettled(worker).is_empty() {
+                self.met[worker] = None; // the word of it was lost, and with it all that was made behind it
+            }
             self.calls.settle_behind(worker, received[worker].items);
             self.had[worker] = received[worker].items;
         }
