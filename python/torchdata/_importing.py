@@ -132,7 +132,7 @@ def import_whole(name: str) -> Any:
     """The module; where it must be imported first, no other thread forks meanwhile.
 
     Args:
-        name: a module of the top level.
+        name: the module's full name.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
