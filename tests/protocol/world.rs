@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
 
-use super::carrying::Carrier;
 use super::explore::{self, Model};
 use super::going_on::GoingOn;
 use super::memory::{Link, Pump, ReadEnd, Record, Unit};
@@ -49,10 +48,6 @@ pub struct Rules {
     pub placing: bool,
     /// A call waits until a worker has made the items again that main has.
     pub holding: bool,
-    /// Words from another machine are shown when they arrive, whether or not there is room for the units before them.
-    pub words_at_once: bool,
-    /// Frames of a process come to its own links alone.
-    pub own_frames: bool,
     /// A place tells to whom items were dealt freely since the dispatching process's snapshot.
     pub remembering: bool,
     /// To whom an item is dealt is recorded before it is sent.
@@ -79,8 +74,6 @@ pub const PRESENT: Rules = Rules {
     together: true,
     placing: true,
     holding: true,
-    words_at_once: true,
-    own_frames: true,
     remembering: true,
     recording: true,
     parting: true,
@@ -93,8 +86,6 @@ pub struct Setting {
     pub rules: Rules,
     pub workers: usize,
     pub dispatches: bool,
-    /// Workers are on other machines.
-    pub carried: bool,
     /// By number of an item of the source: how many items a worker makes of it.
     pub outputs: &'static [u8],
     pub window: u64,
@@ -319,9 +310,6 @@ pub struct World {
     /// Links of the workers to main, and of the dispatching process to the workers.
     pub out: Shared<Link>,
     pub dealt: Shared<Link>,
-    /// Of workers on other machines: their own copies of the links to main, and who carries between the copies.
-    pub far: Shared<Link>,
-    pub carriers: Shared<Carrier>,
 }
 
 /// The world after a step, or what the step breaks.
@@ -333,9 +321,7 @@ pub enum Act {
     Main(&'static str),
     Thread(&'static str),
     Child(usize, &'static str),
-    Carrier(usize, &'static str),
     Dies(usize),
-    HostDies(usize),
     MainDies,
 }
 
@@ -450,8 +436,6 @@ impl Model for Setting {
             children: self.fresh_children(),
             out: links(self.workers),
             dealt: links(if self.dispatches { self.workers } else { 0 }),
-            far: links(if self.carried { self.workers } else { 0 }),
-            carriers: self.fresh_carriers(),
         }
     }
 
@@ -467,7 +451,6 @@ impl Model for Setting {
         self.main_steps(world, &mut steps);
         for index in 0..self.children() {
             self.child_steps(world, index, &mut steps);
-            self.carrier_steps(world, index, &mut steps);
             if world.deaths > 0 && world.children[index].doing != Doing::Gone {
                 let mut after = world.clone();
                 after.deaths -= 1;
