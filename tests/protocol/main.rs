@@ -144,7 +144,7 @@ fn two_workers_and_the_dispatching_process() {
 fn a_dispatching_process_that_deals_to_whoever_is_free() {
     let one = setting(1, true, &[2, 0, 1]);
     let two = Setting { epochs: 1, ..setting(2, true, &[2, 1]) };
-    let wide = Setting { window: 2, dispatch_window: 2, ..two.clone() };
+    let wide = Setting { window: 2, dispatch_window: 2, outputs: &[2], ..two.clone() };
     for setting in [one, two, wide, setting(2, true, &[2])] {
         all_hold_of(&setting, free_happenings(&setting));
     }

@@ -243,8 +243,8 @@ def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, stric
         whole = read_pass > 1
         children.append(Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share))
     if dispatches:
-        dealt = dealt or (1, [(0, 0)] * len(shares), begin)
-        children.append(_of_dispatching(dealt, shares, owners_in(place), strict))
+        goes_on = dealt or (1, [(0, 0)] * len(shares), begin)
+        children.append(_of_dispatching(goes_on, shares, owners_in(place), strict))
     return children
 
 
