@@ -189,7 +189,7 @@ impl RecordWriter {
     /// Whether there is room for two entries at most: a pass that begins, and that items are dealt in turn from there on.
     #[inline]
     pub fn is_full(&mut self) -> bool {
-        if self.head % CHUNK == 0 {
+        if self.head.is_multiple_of(CHUNK) {
             self.give_back();
         }
         let room = |needed: u64| needed + self.record.capacity() - self.head;
@@ -202,7 +202,7 @@ impl RecordWriter {
     /// Looks from where on the reader may ask. A damaged word, or one of another epoch, says nothing.
     fn look(&mut self) {
         let word = open(self.record.header().needed.load(Ordering::Relaxed)).unwrap_or_default();
-        let epoch = u64::from(self.epoch) & (1 << (SEALED_BITS - POSITION_BITS)) - 1;
+        let epoch = u64::from(self.epoch) & ((1 << (SEALED_BITS - POSITION_BITS)) - 1);
         if word >> POSITION_BITS == epoch {
             self.needed = self.needed.max((word & POSITION).min(self.head));
         }
