@@ -416,7 +416,8 @@ impl World {
         if usize::from(self.delivered) != expected {
             return Err(format!("the epoch ends as if it were whole after {} of {expected} items", self.delivered));
         }
-        if setting.fails_at.is_some() && expected > 0 && setting.header.is_none() {
+        let fails = setting.fails_at.is_some_and(|item| usize::from(item) < setting.outputs.len());
+        if fails && expected > 0 && setting.header.is_none() {
             return Err("an epoch whose graph fails ends as if it were whole".to_owned());
         }
         self.set_window(0);
