@@ -277,8 +277,8 @@ AS_OTHERS = {
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
     "FSSpecFileOpener": "FileOpener", "FSSpecSaver": "Mapper", "GDriveReader": "Mapper", "HttpReader": "Mapper",
     "ImageDecoder": "Mapper", "IoPathFileOpener": "FileOpener", "IoPathSaver": "Mapper", "LanceReader": "Grouper",
-    "OnlineReader": "Mapper", "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
-    "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
+    "OnlineReader": "Mapper", "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader",
+    "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper", "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
 #: They read what is no pipe, are at one item whatever they raise, or are a matter of all ranks.
 END = {
