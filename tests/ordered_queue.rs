@@ -372,6 +372,24 @@ fn draining_takes_all_but_what_is_worked_at_and_remembers_the_end() {
 }
 
 #[test]
+fn draining_a_closed_queue_is_no_end_for_a_consumer_who_has_not_met_it() {
+    for items in [0, 1] {
+        let queue = Queue::new(3, true);
+        (0..items).for_each(|item| push(&queue, Outcome::Item(item)));
+        push(&queue, Outcome::End(None));
+        queue.close();
+        queue.drain();
+        assert_eq!(queue.pop(NOW), Pop::Closed);
+    }
+    let queue = Queue::new(3, true);
+    push(&queue, Outcome::End(None));
+    assert_eq!(queue.pop(NOW), Pop::Ended);
+    queue.close();
+    queue.drain();
+    assert_eq!(queue.pop(NOW), Pop::Ended, "it was met before");
+}
+
+#[test]
 fn contents_are_exchanged_unless_somebody_is_at_them() {
     let queue = Queue::new(5, true);
     queue.append(Outcome::Item(0));
@@ -541,7 +559,7 @@ proptest! {
                 Step::Look => prop_assert_eq!(buffered(&queue), model.iter().copied().collect::<Vec<_>>()),
                 Step::Drain => {
                     prop_assert_eq!(queue.drain(), model.drain(..).collect::<Vec<_>>());
-                    ended |= failed;
+                    ended |= failed && !closed;
                 }
                 Step::Close => {
                     queue.close();

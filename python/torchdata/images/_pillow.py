@@ -27,7 +27,12 @@ def image_module(needed_by: str = "torchdata.images") -> Any:
 
 def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
     """The image in `content`, whose header was read. Pillow's own errors pass."""
-    return image_module(needed_by).open(io.BytesIO(content))
+    module = image_module(needed_by)
+    try:
+        return module.open(io.BytesIO(content))
+    except module.DecompressionBombError as error:
+        error.add_note("Set PIL.Image.MAX_IMAGE_PIXELS if you trust the file.")
+        raise
 
 
 def converted(image: Any, mode: str, keep: bool = False) -> Any:

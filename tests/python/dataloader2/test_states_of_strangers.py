@@ -28,7 +28,8 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2._loader_state import checksums
 from torchdata.datapipes._pipe.division import Given
-from torchdata.datapipes.iter import FileOpener, IterableWrapper
+from torchdata.datapipes._pipe.graph import graph_of
+from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = [
@@ -178,6 +179,78 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
             return
         load_state(again, state, allow_pickle=False)
         assert repr(list(again)) == repr(list(iterator))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_value_of_another_type_and_no_count_are_refused_when_they_are_loaded_and_the_pipe_is_named(row):
+    pipe = row.build(lambda: IterableWrapper(ITEMS), **row.example)
+    next(iter(pipe), None)
+    try:
+        state = save_state(pipe)
+    except TypeError:  # pipes of users' that cannot be saved
+        return
+    del state["checksums"]
+    for member, entry in zip(graph_of(pipe).pipes, state["pipes"], strict=True):
+        if not type(member).__module__.startswith("torchdata."):
+            continue
+        for each in member._declared:
+            value = entry.get("state", {}).get(each.key)
+            tells_type = isinstance(each.begins, (type, bool, int))
+            if not tells_type or type(value) not in (bool, int, list, dict):
+                continue
+            for bad in ("x", -1, 1 << 64) if type(value) is int else ("x",):
+                entry["state"][each.key] = bad
+                words = f"the state of {type(member).__name__} is damaged.*{each.key} is "
+                with pytest.raises(ValueError, match=words):
+                    load_state(row.build(lambda: IterableWrapper(ITEMS), **row.example), state, allow_pickle=False)
+            entry["state"][each.key] = value
+
+
+def test_damage_that_shows_where_an_iteration_begins_is_told_by_its_pipe(tmp_path):
+    def cached():
+        pipe = IterableWrapper(["a", "b"]).on_disk_cache(filepath_fn=lambda name: str(tmp_path / name))
+        return pipe.map(lambda name: (name, name.encode())).end_caching(same_filepath_fn=True)
+
+    pipe = cached()
+    iterator = iter(pipe)
+    next(iterator)
+    state = copy.deepcopy(save_state(pipe))
+    del state["checksums"], iterator, pipe
+    state["pipes"][-1]["state"] = {"section": {"records": []}}
+    with pytest.raises(ValueError, match="the state of EndOnDiskCacheHolder is damaged.*KeyError"):
+        again = cached()
+        load_state(again, state)
+        list(again)
+
+
+def test_a_part_that_no_table_has_is_refused():
+    def reader():
+        return ArrowReader(pyarrow.table({"a": [1, 2, 3]}))
+
+    pyarrow = pytest.importorskip("pyarrow")
+    pipe = reader()
+    next(iter(pipe))
+    state = copy.deepcopy(save_state(pipe))
+    del state["checksums"]
+    state["pipes"][-1]["state"]["part"] = -(1 << 40)
+    again = reader()
+    load_state(again, state)
+    with pytest.raises(ValueError, match="the state of ArrowReader was saved in"):
+        list(again)
+
+
+def test_more_bytes_than_the_items_of_a_cache_have_are_no_fault():
+    def cached():
+        return IterableWrapper(range(9)).in_memory_cache(size=1)
+
+    pipe = cached()
+    next(iter(pipe))
+    state = copy.deepcopy(save_state(pipe))
+    del state["checksums"]
+    state["pipes"][-1]["state"]["bytes"] = 1 << 40
+    again = cached()
+    load_state(again, state)
+    assert list(again) == list(range(1, 9))
 
 
 def test_a_text_file_is_gone_on_with_and_only_read(tmp_path):

@@ -239,6 +239,16 @@ def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overla
     assert sum(tensor.untyped_storage().nbytes() for tensor in received) < BIG.nbytes
 
 
+@pytest.mark.parametrize("beside", [[], [BIG[1]]], ids=["alone", "beside another view of the storage"])
+def test_an_element_that_a_tensor_with_gaps_repeats_is_one_in_memory_on_arrival_too(loopback, beside):
+    sent = BIG[0, 2::6][None].expand(3, -1)
+    found, *_ = loopback.one([sent, *beside])
+    assert torch.equal(found, sent)
+    assert found.untyped_storage().nbytes() == sent[0].nbytes
+    found[0, 1] = -1
+    assert found[:, 1].tolist() == [-1, -1, -1]
+
+
 @settings(max_examples=150)
 @given(
     views=st.lists(

@@ -335,6 +335,19 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_place(
     assert sorted(seen + list(loader)) == list(range(30))
 
 
+@pytest.mark.parametrize("method", ["prefetch", "thread", "process"])
+def test_a_shutdown_is_no_end_for_who_has_not_got_all_that_was_read_ahead(method: Any) -> None:
+    source = numbers(3)
+    node: Any = Prefetcher(source, 5) if method == "prefetch" else ParallelMapper(source, abs, 2, method=method)
+    iterator = iter(loader := Loader(node))
+    assert next(iterator) == 0
+    queue = getattr(node, "_it", node)._run.queue
+    wait_for(lambda: queue.finished)
+    loader.shutdown()
+    with pytest.raises(RuntimeError, match="was shut down: reset it"):
+        next(iterator)
+
+
 def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
     source = Gate(closed_at=0)
     node = Prefetcher(source, 2)

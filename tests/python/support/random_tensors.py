@@ -132,7 +132,10 @@ def described(tensor):
 def strides_on_arrival(tensor):
     """Those of a tensor that shares no memory: its own, unless there is something between its elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.clone().stride() if tensor.numel() and last >= tensor.numel() else tensor.stride()
+    if tensor.numel() == 0 or last < tensor.numel():
+        return tensor.stride()
+    once = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+    return once.clone().expand(tensor.shape).stride()
 
 
 def significant(tensor, strides):

@@ -175,7 +175,7 @@ class Departing:
         """Copies a tensor between whose elements something else lies."""
         (start, end), what, tensor = self.locations[number]
         if isinstance(what, tuple) and end - start > tensor.nbytes:
-            tensor = tensor.detach().clone()
+            tensor = _without_gaps(tensor)
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
@@ -333,9 +333,15 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """The tensor, copied if there is something else between its elements."""
+    """The tensor, copied if there is something else between its elements. Those that it repeats stay one in memory."""
     start, end = _span_of(tensor)
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad) if end - start > tensor.nbytes else tensor
+    if end - start <= tensor.nbytes:
+        return tensor
+    once = tensor.detach()
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            once = once.narrow(axis, 0, 1)
+    return once.clone().expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
 def dlpack_ways() -> tuple[Any, Any, Any]:

@@ -12,9 +12,12 @@ import random
 from collections import deque
 from typing import Any
 
-__all__ = ["DERIVED", "RandomState", "State", "declare", "random_state", "state"]
+__all__ = ["DERIVED", "MOST_ITEMS", "RandomState", "State", "declare", "random_state", "state"]
 
 _MISSING: Any = object()
+
+#: More items than anybody has given.
+MOST_ITEMS = 1 << 62
 
 
 def state(
@@ -117,6 +120,22 @@ class State:
     def load(self, datapipe: Any, value: Any) -> None:
         """Sets the attribute to a value that a state held."""
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
+
+    def check(self, value: Any) -> None:
+        """Looks whether a value in a state is of the type with which an iteration begins; an integer is a count.
+
+        Nothing is known of an attribute that begins with None, with a tuple, or with what a function of its own makes.
+
+        Raises:
+            TypeError: it is of another type.
+            LookupError: it is no count.
+        """
+        kind = self.begins if isinstance(self.begins, type) else type(self.begins)
+        kind = list if kind in (deque, set) else kind
+        if kind in (bool, int, list, dict) and not isinstance(value, kind):
+            raise TypeError(f"{self.key} is of type {type(value).__name__} instead of {kind.__name__}")
+        if kind is int and not 0 <= value < MOST_ITEMS:
+            raise LookupError(f"{self.key} is {value}, which is no number of items")
 
 
 class RandomState(State):

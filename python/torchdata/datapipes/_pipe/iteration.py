@@ -20,6 +20,7 @@ from torchdata.datapipes._pipe.generators import load_generators, save_generator
 from torchdata.datapipes._pipe.graph import Graph, graph_of
 from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.layout import explaining_damage
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.record import Beginning, Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
@@ -492,15 +493,16 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Lets a pipe take over what a state says of it. Pipes of this package expect what they save themselves."""
-    try:
+    """Lets a pipe take over what a state says of it."""
+    if not type(pipe).__module__.startswith("torchdata."):
         take(state)
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        if not type(pipe).__module__.startswith("torchdata."):
-            raise
-        raise ValueError(
-            f"the state of {name_of(pipe)} is damaged: it cannot go on from it ({type(error).__name__}: {error})"
-        ) from error
+        return
+    with explaining_damage(name_of(pipe)):
+        # Most would be noticed in the middle of an iteration alone.
+        for each in pipe._declared:
+            if each.saved and each.key in state:
+                each.check(state[each.key])
+        take(state)
 
 
 note_passes_of_torchs(_notice_pass)

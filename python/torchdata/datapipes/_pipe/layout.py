@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
+from torchdata.datapipes._pipe.declared import MOST_ITEMS
 from torchdata.datapipes._pipe.plain import refuse_pickled
 
 __all__ = [
@@ -19,12 +21,10 @@ __all__ = [
     "check_entries",
     "check_generators",
     "checksums_of",
+    "explaining_damage",
     "refuse_pickled_entries",
     "refuse_pickled_generators",
 ]
-
-#: More items than anybody has given.
-_MOST = 1 << 62
 
 #: Parts of a state that are summed up.
 _PARTS = 1 << 20
@@ -85,7 +85,7 @@ def _check_entry(entry: Any, where: str) -> None:
 
 
 def _check_count(count: Any, what: str) -> None:
-    if type(count) is not int or not 0 <= count < _MOST:
+    if type(count) is not int or not 0 <= count < MOST_ITEMS:
         raise ValueError(f"{what}={count!r}, which is no number of items")
 
 
@@ -139,6 +139,21 @@ def checksum(value: Any) -> int:
             raise ValueError(f"this pipe state is damaged: it has more than {_PARTS} parts")
         crc = zlib.crc32(words.encode(errors="surrogatepass"), crc)
     return crc
+
+
+@contextmanager
+def explaining_damage(name: str) -> Iterator[None]:
+    """Within this context a pipe of this package takes over its state, in which it expects what it saves itself.
+
+    Raises:
+        ValueError: there is something else, by which a step has failed.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"the state of {name} is damaged: it cannot go on from it ({type(error).__name__}: {error})"
+        ) from error
 
 
 def check_generators(state: Any) -> None:

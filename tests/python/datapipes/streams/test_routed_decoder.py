@@ -95,6 +95,17 @@ def test_with_torch_loaded_images_are_tensors_as_torch_s_own_handlers_make_them(
     assert torch.equal(state["x"], torch.ones(2))
 
 
+def test_an_image_that_says_it_is_huge_is_refused_with_its_path_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
+    with pytest.raises(Image.DecompressionBombError) as failure:
+        list(RoutedDecoder([("a.png", png())]))
+    said = "\n".join(failure.value.__notes__)
+    assert "Set PIL.Image.MAX_IMAGE_PIXELS if you trust the file." in said
+    assert "RoutedDecoder was decoding 'a.png'." in said
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert len(list(RoutedDecoder([("a.png", png())]))) == 1
+
+
 @pytest.mark.usefixtures("no_torch")
 def test_a_torch_file_without_torch_is_an_error_that_names_the_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"'\.pt' files needs 'torch'.*\[torch\]"):

@@ -158,7 +158,8 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        return node if self.common else nodes.Header(node, 12)
+        # Chance may put off the end that the criterion asks for, by any number of items.
+        return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     # -- steps ---------------------------------------------------------------------------------------------
 

@@ -22,11 +22,12 @@ def shutdown(loader: Loader[Any]) -> None:
 def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
     """As many items as are left, or so many at most."""
     items: list[Any] = []
-    while len(items) < (MOST if count is None else count):
+    while count is None or len(items) < count:
         try:
             items.append(next(iterator))
         except StopIteration:
             break
+        assert len(items) <= MOST, f"an epoch has more than {MOST} items"
     return items
 
 
@@ -62,10 +63,11 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
     epochs.append(items)
     while True:
         (Path(target) / str(len(items))).write_bytes(pickle.dumps(loader.state_dict()))
-        more = part(iterator, 1) if len(items) < MOST else []
+        more = part(iterator, 1)
         if not more:
             break
         items += more
+        assert len(items) <= MOST, f"an epoch has more than {MOST} items"
     (Path(target) / str(len(items))).write_bytes(pickle.dumps(loader.state_dict()))
     shutdown(loader)
     return epochs

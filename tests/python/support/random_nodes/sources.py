@@ -165,4 +165,27 @@ class Counting(BaseNode[int]):
         return {"left": self.left}
 
 
+class First(BaseNode[Any]):
+    """A user's node that ends an epoch behind so many items: the Header that torchdata 0.11 lacks."""
+
+    def __init__(self, source: BaseNode[Any], count: int) -> None:
+        super().__init__()
+        self.source, self.count, self.left = source, count, count
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        self.left = self.count if initial_state is None else initial_state["left"]
+        self.source.reset(None if initial_state is None else initial_state["source"])
+
+    def next(self) -> Any:
+        if self.left == 0:
+            raise StopIteration
+        item = next(self.source)
+        self.left -= 1
+        return item
+
+    def get_state(self) -> dict[str, Any]:
+        return {"left": self.left, "source": self.source.state_dict()}
+
+
 STREAMS: dict[str, Any] = {cls.__name__: cls for cls in (Lazy, Places, Taking, StateStays, Epochs, EpochsInGenerator)}

@@ -81,6 +81,8 @@ class Judge:
             return
         rest = resumed["epochs"]
         expected = whole[next_epoch:]
+        if program.later_workers_matter(next_epoch):
+            expected = self.phase(program, "whole", workers=program.later_workers)["epochs"][next_epoch:]
         if not over:
             given = before[program.stop_epoch][:taken] if taken else []
             expected = [without(expected[0], given, program.in_order), *expected[1:]]

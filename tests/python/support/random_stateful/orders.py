@@ -237,3 +237,6 @@ STATEFUL = {
     "user's, stateful iterator",
     "user's batches, stateful",
 }
+
+#: Samplers whose next epoch begins where the one before it was left: it was read ahead of the program, by each worker.
+GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -124,6 +124,17 @@ class Program:
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
+    def later_workers_matter(self, first: int) -> bool:
+        """Whether another number of workers gives other epochs.
+
+        Each worker's share is read ahead of the sampler, which stays there if the epoch is left.
+
+        Args:
+            first: the first epoch that has this number of workers.
+        """
+        goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
+        return goes_on and any(epoch >= first for epoch in self.breaks)
+
     def unknowable(self, over: bool) -> str:
         """Why no loader can go on exactly with this program, or nothing.
 
@@ -143,6 +154,8 @@ class Program:
             return "a state before the first loop does not hold the program's generators, which it seeds otherwise"
         if over and self.draws_behind_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
             return "only the run that was not stopped draws from the global generators before its next epoch"
+        if len(self.breaks) > 1 and self.later_workers_matter(self.stop_epoch + over):
+            return "no run has left one epoch with few workers and another one with more"
         return ""
 
     def words(self) -> str:

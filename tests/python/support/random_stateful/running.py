@@ -106,6 +106,7 @@ class Run:
         first: the epoch to begin with.
         deaths: a seed for the deaths of its workers, which are replaced; None: none dies.
         method: how its workers start.
+        workers: how many there are; None for as many as the program has in this phase.
     """
 
     def __init__(
@@ -118,11 +119,15 @@ class Run:
         first: int = 0,
         deaths: int | None = None,
         method: str = "fork",
+        workers: int | None = None,
     ) -> None:
         self.program, self.phase, self.batches, self.first = program, phase, batches, first
         self.method, self.deaths = method, None if deaths is None else Deaths(deaths)
         self.source, self.target = source, target
         self.resumed = phase in ("relay", "resume")
+        self.workers = workers
+        if workers is None:
+            self.workers = program.later_workers if self.resumed else program.workers
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
         #: By epoch, what was skipped of what the program got, if anything may be.
@@ -135,7 +140,7 @@ class Run:
             from torchdata.stateful_dataloader import StatefulDataLoader as Loader  # type: ignore[assignment]
         program = self.program
         options = dict(program.options)
-        workers = program.later_workers if self.resumed else program.workers
+        workers = self.workers
         if workers == 0:
             for name in ("persistent_workers", "prefetch_factor", "in_order"):
                 options.pop(name, None)

@@ -16,6 +16,7 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.layout import explaining_damage
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes._pipe.traversal import sources_of
@@ -286,7 +287,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         if self._section is not None:
             self._section.close()
         if self._loaded is not None:
-            section.load(self._loaded)
+            with explaining_damage(type(self).__name__):
+                section.load(self._loaded)
             self._loaded = None
         self._section = holder._section = section
         section.open(iter(holder.source_datapipe))

@@ -163,8 +163,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
 
     _heap: list[_Measured] = state(list, items=True)
     _batch: list[Any] = state(list, items=True)
-    _tokens: Any = state(0)  # what the batch counts as
-    _longest: Any = state(0)  # length of the longest item of the batch
+    _tokens: Any = state(lambda: 0)  # what the batch counts as: any kind of number, as `length_fn` gives
+    _longest: Any = state(lambda: 0)  # length of the longest item of the batch
 
     def __init__(
         self,

@@ -110,9 +110,11 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
             filling.append(item)
             if limit is not None:
                 self._bytes += size_of(item)
-                while self._bytes > limit:
+                while filling and self._bytes > limit:
                     self._bytes -= size_of(filling.popleft())
                     self._filling_given_up += 1
+                if not filling:
+                    self._bytes = 0  # items that were changed since do not need what was added for them
             yield item
         self.cache, self._given_up, self._shares = list(filling), self._filling_given_up, shares
         self._filling = deque()

@@ -154,8 +154,8 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _check_name(self, part: int | list[int]) -> None:
-        last = max(part, default=0) if isinstance(part, list) else part
-        if last >= len(self._table.names) or self._name_of(part) != self._name:
+        numbers, count = part if isinstance(part, list) else [part], len(self._table.names)
+        if not all(0 <= each < count for each in numbers) or self._name_of(part) != self._name:
             raise ValueError(
                 f"the state of {type(self).__name__} was saved in {self._name}, which is not part {part} of this "
                 "table: it has changed since. Read the version of the table with which the state was saved"

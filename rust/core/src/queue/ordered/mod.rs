@@ -293,7 +293,9 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        state.ended |= state.finished; // the mark of the end is gone with the rest
+        // The mark of the end is gone with the rest. Whoever closed the queue has kept results from the consumer, for whom
+        // that is no end.
+        state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
         for Pending { number, phase, busy } in std::mem::take(&mut state.pending) {
