@@ -17,7 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from torchdata._engine.snapshots import seal
-from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
+from torchdata.dataloader2.graph.cutting import (
+    DispatchedSource,
+    cut_dispatched,
+    find_replicable_branches,
+    skipping_as_before,
+)
 from torchdata.dataloader2.services.dividing import (
     Dividing,
     content_of,
@@ -142,7 +147,8 @@ def _parts_of(graph: Graph, has_workers: bool) -> _Parts:
         return _Parts(graph, graph, None)
     main, dispatching = cut_dispatched(graph)
     branches = find_replicable_branches(main)
-    return _Parts(main, main.at(branches[0]) if branches else graph, dispatching)
+    branch = skipping_as_before(main.at(branches[0]), main) if branches else graph
+    return _Parts(main, branch, None if dispatching is None else skipping_as_before(dispatching, graph))
 
 
 def passed_over(
