@@ -203,7 +203,7 @@ test-pythons: wheel ## The loader's and the unit tests on CPython 3.12 to 3.14, 
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
 # A failure prints the seed, the graph and the way through it; `make fuzz ARGS="--kind graphs --seed N --graphs 1"` does it
-# again, or `--kind loaders`, which has the graphs in loaders with workers. Without `--kind` each gets half of the time.
+# again, or `--kind loaders`, which has the graphs in loaders with workers. Without `--kind` each gets as much time.
 # `--switch 1e-6` lets threads in main get ahead of each other anywhere.
 MINUTES ?= 10
 .PHONY: fuzz

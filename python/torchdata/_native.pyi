@@ -45,6 +45,8 @@ __all__ = [
     "is_portable",
     "order_of",
     "resize_pixels",
+    "row_bounds",
+    "row_positions",
     "sample_order",
     "system_lacks",
     "take_no_notice",
@@ -103,6 +105,8 @@ def guard_iterator(
     iterator_id: int,
     trace: tuple[TraceLog, int, Callable[[bool], None] | None] | None = None,
 ) -> IteratorGuard: ...
+def row_bounds(sizes: list[int]) -> Any: ...
+def row_positions(sizes: list[int]) -> Any: ...
 def sample_order(words: bytes, drawn: int, count: int) -> bytes: ...
 
 @final

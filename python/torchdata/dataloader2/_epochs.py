@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
@@ -26,7 +26,11 @@ from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.datapipes._pipe.skipping import tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
+
+if TYPE_CHECKING:
+    from torchdata._observe.stats.model import Reading
 
 __all__ = ["EpochRun"]
 
@@ -64,6 +68,8 @@ class EpochRun:
         self.position = Position(self)
         #: Whether the user was told of workers that have nothing to do.
         self._knows_idle = False
+        #: The counters as the epoch began, where its pipes skip items that raise, and in what these are counted.
+        self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
     def forget(self) -> None:
@@ -184,6 +190,10 @@ class EpochRun:
             place = self._fitted(place, strict)
         if between is not None:
             position.load_between(between)
+        if pipeline.skips:
+            went_on = place is not None and place["given"]
+            of = "the rest of this epoch" if went_on else "this epoch"
+            self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
         position.begin(place, strict)
         self.is_iterating = True
@@ -229,6 +239,7 @@ class EpochRun:
             return
         output = self.position.output
         shares = output.shares if at_end and output is not None and not self._knows_idle else None
+        counted, self._counted = self._counted, None
         self.position.close()
         self.pipeline.leave_ranks(for_good=because is not None)
         self.is_iterating = False
@@ -247,6 +258,8 @@ class EpochRun:
         finally:
             # A thread that reads is at an item of the graph that the next epoch resets. It is told when it has that.
             self.delivery.turn.await_left(self.patience)
+        if at_end and counted is not None:
+            tell(self.recorder.skipped(counted[0]), counted[1])
         if shares is not None and are_idle(shares):
             self._knows_idle = True
             warn_of_idle(shares)

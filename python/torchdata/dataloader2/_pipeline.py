@@ -22,6 +22,7 @@ from torchdata.dataloader2.services.interface import ReadingServiceInterface, co
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.skipping import skipper_of
 from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
@@ -58,6 +59,8 @@ class Pipeline:
         self.service_state: bytes | None = None
         #: Whether the service has taken over the graph.
         self.is_taken_over = False
+        #: Whether a pipe of the graph that was taken over skips items that raise.
+        self.skips = False
         self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
         self._length: int | str | None = None  # or why it is not known
         self.datapipe: Any = None
@@ -122,6 +125,7 @@ class Pipeline:
             self._skeleton, self._length = skeleton(self.datapipe), None
         except TypeError as error:
             self._length = str(error)
+        self.skips = is_pipe(self.datapipe) and skipper_of(Graph(self.datapipe)) is not None
         service, contract, state = self.service, self.contract, self.service_state
         workers, *_ = (place or {}).get("processes") or (None,)
         contract.before_initialize(full_stats, workers)

@@ -417,15 +417,22 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         load_entries(zip(pipes, entries, strict=True))
 
 
-def holding_behind(graph: Graph, batchers: Iterable[Any]) -> Any:
+def holding_behind(graph: Graph, batchers: Iterable[Any], entries: list[dict[str, Any]]) -> Any:
     """The first pipe that reads one of some batchers and may hold batches, or is replayed; None if there is none.
 
     Without one, the state of the graph says nothing of how many items a batch has.
+
+    Args:
+        graph: the graph.
+        batchers: of its pipes.
+        entries: its state. What stands before the batches may be what has no state, and they be counted for it.
     """
     behind = set(map(id, batchers))
-    for pipe in graph:
+    for pipe, entry in zip(graph, entries, strict=True):
         if id(pipe) in behind or any(id(source) in behind for source in graph.sources(pipe)):
             behind.add(id(pipe))
+            if entry.get("drop"):
+                return pipe
             kind: Any = type(pipe)
             declared = None if is_torchs(pipe) else getattr(kind, "iteration_state", None)
             if declared is None or any(each.saved for each in kind._declared) or _has_own_state(kind):
@@ -442,7 +449,7 @@ def _check_sizes(graph: Graph, sizes: dict[int, tuple[int, int]], entries: list[
     """Raises ValueError if batches of another size cannot follow on those of a state."""
     if not sizes:
         return
-    pipe = holding_behind(graph, [graph.pipes[place] for place in sizes])
+    pipe = holding_behind(graph, [graph.pipes[place] for place in sizes], entries)
     if pipe is None:
         return
     entry = entries[graph.index(pipe)]
@@ -450,8 +457,8 @@ def _check_sizes(graph: Graph, sizes: dict[int, tuple[int, int]], entries: list[
         old, new = next(iter(sizes.values()))
         raise ValueError(
             f"the state was saved with batches of {old}, and now they are of {new}: {name_of(pipe)}, which stands "
-            "behind the batches, may hold some of the old size. Put it before `batch`, or load the state with batches "
-            "of the old size"
+            "behind the batches, may hold some of the old size, or is made again. Put it before `batch`, or load the "
+            "state with batches of the old size"
         )
 
 

@@ -8,6 +8,7 @@ pub mod images;
 #[cfg_attr(loom, allow(dead_code, reason = "links, whose units are summed, are not part of loom's build"))]
 pub mod integrity;
 pub mod link;
+pub mod packing;
 pub mod process;
 pub mod protocol;
 pub mod queue;

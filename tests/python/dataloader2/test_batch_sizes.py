@@ -9,7 +9,7 @@ import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from torchdata.datapipes.state import load_state, save_state
 
 
@@ -91,6 +91,69 @@ def test_a_state_of_the_same_size_after_a_change_goes_on_as_any_other() -> None:
             assert list(run) == batches_of(expected[4 + 5 * position :], 5)
 
 
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_state_of_before_the_first_batch_of_another_size_goes_on_with_a_third_one(last: int) -> None:
+    expected = whole(4)[0]
+    for begins in (0, 2):
+        with loader(4, begins) as run:
+            run.seed(5)
+            next(iter(run))
+            state = run.state_dict()
+        with loader(5) as run:
+            run.load_state_dict(state)
+            iter(run)
+            state = run.state_dict()
+        with loader(3, last) as run:
+            run.load_state_dict(state)
+            assert list(run) == batches_of(expected[4:], 3)
+
+
+def test_batches_of_another_size_are_counted_in_the_main_process() -> None:
+    expected = whole(4)[0]
+    with loader(4) as run:
+        run.seed(5)
+        next(iter(run))
+        state = run.state_dict()
+    with loader(5) as run:
+        run.load_state_dict(state)
+        epoch = iter(run)
+        next(epoch)
+        assert run.skip(2) == 2
+        state = run.state_dict()
+    with loader(5, 2) as run:
+        run.load_state_dict(state)
+        assert list(run) == batches_of(expected[19:], 5)
+
+
+def test_batches_of_several_sizes_without_a_division_are_not_taken_for_those_of_one() -> None:
+    """Nobody has counted their items, so workers cannot go on behind them."""
+    state: Any = None
+    for size in (4, 5):
+        with DataLoader2(pipe(size)) as run:  # which deals items out one by one
+            run.seed(5)
+            if state is not None:
+                run.load_state_dict(state)
+            next(iter(run))
+            state = run.state_dict()
+    with loader(5, 2) as run:
+        run.load_state_dict(state)
+        with pytest.raises(ValueError, match="batches of several sizes, which nobody has counted"):
+            iter(run)
+
+
+def test_a_filter_behind_a_dispatch_is_named() -> None:
+    def behind(size: int) -> Any:
+        return IterableWrapper(range(50)).sharding_round_robin_dispatch().sharding_filter().batch(size)
+
+    with loader(4, 2, of=behind) as run:
+        next(iter(run))
+        state = run.state_dict()
+    with loader(5, 2, of=behind) as run:
+        run.load_state_dict(state)
+        with pytest.raises(ValueError, match="stands behind `sharding_round_robin_dispatch`"):
+            iter(run)
+
+
 def test_an_epoch_that_has_ended_goes_on_with_the_next_one() -> None:
     second = whole(4)[1]
     for workers in (0, 2):
@@ -113,6 +176,19 @@ def test_a_graph_without_a_loader_goes_on_with_other_batches() -> None:
     other = graph(4)
     load_state(other, state)
     assert list(other) == [[3, 4, 5, 6], [7, 8, 9]]
+
+
+def test_batches_that_are_made_again_for_want_of_a_state_are_refused() -> None:
+    torch = pytest.importorskip("torch.utils.data.datapipes.iter")
+
+    def graph(size: int) -> Any:
+        return Mapper(torch.Mapper(IterableWrapper(range(10)), abs), abs).batch(size).map(list)
+
+    pipe = graph(3)
+    assert next(iter(pipe)) == [0, 1, 2]
+    state = save_state(pipe)
+    with pytest.raises(ValueError, match="batches of 3, and now they are of 4"):
+        load_state(graph(4), state)
 
 
 class Unstated(IterDataPipe):

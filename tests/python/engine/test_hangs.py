@@ -45,24 +45,42 @@ def hanging(function, dispatched="", items=40, **options):
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))
 
 
-#: All ways with fork; processes that import all anew take long, and one way does.
-CASES = [(way, "fork", "") for way in WAYS]
-CASES += [(way, "fork", dispatched) for way in ("stop", "loop") for dispatched in ("before", "behind")]
-CASES += [("loop", "forkserver", ""), ("sleep", "spawn", "before")]
+PLACES = ("", "before", "behind")
+#: All ways at all places with fork. Processes that import all anew take long: there each way is at one place, and each
+#: place has a way; `chaos` draws the others.
+CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
+CASES += [
+    (way, method, PLACES[(number + first) % 3])
+    for first, method in enumerate(("spawn", "forkserver"))
+    for number, way in enumerate(WAYS)
+]
 
 
 @pytest.mark.parametrize(("way", "method", "dispatched"), CASES)
-def test_a_process_that_hangs_is_reported_and_nothing_is_lost(tmp_path, way, method, dispatched):
-    loader = hanging(HangingAt(way, 13, tmp_path), dispatched, multiprocessing_context=method)
-    with loader, warnings.catch_warnings(record=True) as told:
+def test_a_process_that_hangs_is_reported_and_nothing_is_lost_also_behind_a_state(tmp_path, way, method, dispatched):
+    options = {"multiprocessing_context": method}
+    (tmp_path / "resumed").mkdir()
+    with (
+        hanging(HangingAt(way, 13, tmp_path), dispatched, **options) as loader,
+        hanging(HangingAt(way, 13, tmp_path / "resumed"), dispatched, **options) as other,
+        warnings.catch_warnings(record=True) as told,
+    ):
         warnings.simplefilter("always")
+        iterator = iter(loader)
+        head = [next(iterator) for _ in range(5)]
+        state = loader.state_dict()
+        assert head + list(iterator) == list(range(40))
         assert list(loader) == list(range(40))
-        assert list(loader) == list(range(40))
-    words = "\n".join(str(one.message) for one in told)
-    assert "made nothing for" in words
-    assert "Mapper(HangingAt)" in words
-    assert "in __call__" in words, "the stack"
-    assert ("the dispatching process" if dispatched == "before" else "worker process 1") in words
+        reports = ["\n".join(str(one.message) for one in told)]
+        told.clear()
+        other.load_state_dict(state)
+        assert list(other) == list(range(5, 40))
+        reports.append("\n".join(str(one.message) for one in told))
+    for words in reports:
+        assert "made nothing for" in words
+        assert "Mapper(HangingAt)" in words
+        assert "in __call__" in words, "the stack"
+        assert ("the dispatching process" if dispatched == "before" else "worker process 1") in words
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])

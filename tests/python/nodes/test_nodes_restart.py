@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from hanging import WAYS, Hanging  # noqa: E402
 from process_checks import METHODS, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
@@ -136,6 +137,36 @@ def test_a_process_that_hangs_is_killed_and_its_item_kept(tmp_path: Path) -> Non
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
         assert list(Loader(node)) == squares
     node.shutdown()
+
+
+class HangsIn:
+    """Squares numbers; at 8 one process hangs in some way."""
+
+    def __init__(self, way: str, folder: Path) -> None:
+        self.hang = Hanging(way, folder)
+
+    def __call__(self, number: int) -> int:
+        if number == 8:
+            self.hang()
+        return number * number
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_process_hangs_nothing_is_lost_also_behind_a_state(way: str, tmp_path: Path) -> None:
+    options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
+    loader = Loader(mapper(HangsIn(way, tmp_path), **options))
+    iterator = iter(loader)
+    came = [next(iterator) for _ in range(3)]
+    state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
+        assert came + list(iterator) == squares
+    loader.root.shutdown()
+    (tmp_path / "resumed").mkdir()
+    loader = Loader(mapper(HangsIn(way, tmp_path / "resumed"), **options))
+    loader.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
+        assert list(loader) == squares[3:]
+    loader.root.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
+from hanging import WAYS, Hanging  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.deaths import check  # noqa: E402
@@ -252,6 +253,35 @@ def test_a_worker_that_hangs_is_reported_with_its_stack_and_replaced(tmp_path: A
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
         came = [int(batch) for batch in loader]
     assert (came if in_order else sorted(came)) == list(range(12))
+
+
+class HangsOnce(HangsAt):
+    """Hangs at index 5 in some way, in one process."""
+
+    def __init__(self, way: str, folder: Any) -> None:
+        super().__init__()
+        self.hang = Hanging(way, folder)
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            self.hang()
+        return index
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_a_worker_hangs_nothing_is_lost_also_behind_a_state(way: str, tmp_path: Any) -> None:
+    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart"}
+    loader = loader_of(HangsOnce(way, tmp_path), "error", **options)
+    iterator = iter(loader)
+    came = [int(next(iterator)) for _ in range(3)]
+    state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
+        assert came + [int(batch) for batch in iterator] == list(range(12))
+    (tmp_path / "resumed").mkdir()
+    loader = loader_of(HangsOnce(way, tmp_path / "resumed"), "error", **options)
+    loader.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
+        assert [int(batch) for batch in loader] == list(range(3, 12))
 
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")

@@ -2,8 +2,9 @@
 
     python -m random_skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
 
-A seed stands for a pipeline, whole or in workers, of which some die and are replaced. It is read as a whole, and up to
-a random item and from the state there on; the items, their order and the counts must be those of the model.
+A seed stands for a pipeline: whole, or in workers, of which some die and are replaced, with a part of it in the
+dispatching process or in main. It is read as a whole, and up to a random item and from the state there on; the items,
+their order and the counts must be those of the model.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from driving import drive, parser_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes._pipe.skipping import table_of
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
+
+MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
 #: What functions raise.
 KINDS = (ValueError, KeyError, OSError)
@@ -79,6 +82,21 @@ FORMS = {"map": "map", "filter": "filter", "flatmap": "flatmap", "generate": "fl
 NAMES = {"map": "Mapper", "filter": "Filter", "flatmap": "FlatMapper"}
 
 
+class Stay(IterDataPipe[Any]):
+    """Passes everything on, in the main process, where those stay that read from it."""
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source_datapipe)
+
+    def is_replicable(self) -> bool:
+        return False
+
+
 class Plan:
     """The pipeline of a seed."""
 
@@ -98,6 +116,13 @@ class Plan:
         self.batch = dice.choice([0, 0, 3])
         self.inner = dice.choice([None, None, dice.randint(0, len(self.steps))])
         self.deaths = dice.random() < 0.5
+        cuts = random.Random(f"cuts {seed}")
+        #: Whether what is before the sharing out runs in the dispatching process.
+        self.dispatches = self.workers > 0 and cuts.random() < 0.4
+        #: From which step on they run in main.
+        self.main = len(self.steps) + 1
+        if self.workers and cuts.random() < 0.3:
+            self.main = cuts.randint(self.shard, len(self.steps))
 
     def __repr__(self) -> str:
         return f"Plan({self.seed}): {[(kind, b.salt, b.each) for kind, b in self.steps]} {vars(self)}"
@@ -105,27 +130,42 @@ class Plan:
     def pipe(self) -> IterDataPipe[Any]:
         """The pipeline, each time anew."""
         pipe: Any = IterableWrapper(range(self.items))
-        for number, (kind, function) in enumerate(self.steps):
+        for number, (kind, function) in enumerate([*self.steps, ("", None)]):
             if number == self.shard and self.workers:
-                pipe = pipe.sharding_filter()
+                pipe = (
+                    pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if self.dispatches else pipe.sharding_filter()
+                )
+            if number == self.main:
+                pipe = Stay(pipe)
             if number == self.inner:
                 pipe = pipe.on_error("skip")
-            pipe = getattr(pipe, FORMS[kind])(function)
-        if self.shard == len(self.steps) and self.workers:
-            pipe = pipe.sharding_filter()
+            if function is not None:
+                pipe = getattr(pipe, FORMS[kind])(function)
         if self.shuffles and not self.workers:
             pipe = pipe.shuffle(buffer_size=7).set_seed(self.seed)
         if self.batch:
             pipe = pipe.batch(self.batch)
         return pipe.on_error("skip")  # type: ignore[no-any-return]
 
-    def model(self, worker: int = 0) -> tuple[list[Any], Counter[tuple[str, str]]]:
-        """What one worker yields, and what it skips."""
+    def model(self) -> tuple[list[Any], Counter[tuple[str, str]]]:
+        """What all processes together yield, and what they skip."""
         skipped: Counter[tuple[str, str]] = Counter()
-        items = list(range(self.items))
-        for number, (kind, function) in enumerate(self.steps):
-            if number == self.shard and self.workers:
-                items = items[worker :: self.workers]
+        items = self._after(self.steps[: self.shard], range(self.items), skipped)
+        if self.workers:
+            for key in skipped if not self.dispatches else ():  # each worker makes them
+                skipped[key] *= self.workers
+        in_main = self.main <= len(self.steps)
+        shares = []
+        for worker in range(self.workers or 1):
+            share = self._after(self.steps[self.shard : self.main], items[worker :: self.workers or 1], skipped)
+            shares.append(share if in_main else self._batched(share))
+        taken = [share[at] for at in range(max(map(len, shares))) for share in shares if at < len(share)]
+        return self._batched(self._after(self.steps[self.main :], taken, skipped)) if in_main else taken, skipped
+
+    @staticmethod
+    def _after(steps: list[Any], items: Iterable[int], skipped: Counter[tuple[str, str]]) -> list[int]:
+        """The items behind some steps."""
+        for kind, function in steps:
             made: list[int] = []
             for item in items:
                 try:
@@ -139,21 +179,23 @@ class Plan:
                 except KINDS as error:
                     skipped[type(error).__name__, f"{NAMES[FORMS[kind]]}({type(function).__name__})"] += 1
             items = made
-        if self.shard == len(self.steps) and self.workers:
-            items = items[worker :: self.workers]
-        if self.batch:
-            return [items[at : at + self.batch] for at in range(0, len(items), self.batch)], skipped
-        return items, skipped
+        return list(items)
 
-    def expected(self) -> list[Any]:
-        """What the loader yields: the workers in turn, those that have ended left out."""
-        shares = [self.model(worker)[0] for worker in range(self.workers or 1)]
-        return [share[at] for at in range(max(map(len, shares))) for share in shares if at < len(share)]
+    def _batched(self, items: list[int]) -> list[Any]:
+        if not self.batch:
+            return items
+        return [items[at : at + self.batch] for at in range(0, len(items), self.batch)]
 
 
 def members(items: list[Any]) -> list[int]:
     """The items, or those of batches."""
     return [member for item in items for member in (item if isinstance(item, list) else [item])]
+
+
+def counts_of(told: list[Any]) -> list[int]:
+    """How many items were skipped by each report."""
+    words = [str(warning.message) for warning in told]
+    return [int(one.split()[3]) for one in words if one.startswith("on_error has skipped")]
 
 
 def check_alone(plan: Plan) -> None:
@@ -183,13 +225,12 @@ def check_alone(plan: Plan) -> None:
             assert (table_of(skipped) in words) if skipped else not told, words
         else:  # each of the two tells its part, the inner one perhaps before the state was saved
             told = told if one is None else [*told_before, *told]
-            counts = sum(int(str(warning.message).split()[3]) for warning in told)
-            assert counts == sum(skipped.values())
+            assert sum(counts_of(told)) == sum(skipped.values())
 
 
 def check_in_workers(plan: Plan) -> None:
     """With workers, of which some may die; from a state on; and with another number of workers."""
-    expected = plan.expected()
+    expected, skipped = plan.model()
     how = "restart" if plan.deaths else "error"
 
     def loader(workers: int) -> DataLoader2[Any]:
@@ -201,18 +242,20 @@ def check_in_workers(plan: Plan) -> None:
     with loader(plan.workers) as whole:
         for _ in range(2):
             got, blow = [], plan.dice.randint(0, len(expected)) if plan.deaths else None
-            iterator = iter(whole)
-            for item in iterator:
-                got.append(item)
-                if len(got) == cut and state is None:
-                    state = whole.state_dict()
-                if len(got) == blow:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(plan.dice.choice(whole.reading_service._children.pids), signal.SIGKILL)  # type: ignore
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for item in whole:
+                    got.append(item)
+                    if len(got) == cut and state is None:
+                        state = whole.state_dict()
+                    if len(got) == blow:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(plan.dice.choice(whole.reading_service._children.pids), signal.SIGKILL)  # type: ignore
             assert got == expected
+            if not plan.deaths:  # the loader tells of all workers once, and each pipe in main of its part
+                assert sum(counts_of(told)) == sum(skipped.values())
         if not plan.deaths:
-            stats = sum(pipe.skipped for pipe in whole.stats().pipes)
-            assert stats == 2 * sum(sum(plan.model(worker)[1].values()) for worker in range(plan.workers))
+            assert sum(pipe.skipped for pipe in whole.stats().pipes) == 2 * sum(skipped.values())
     if state is None:
         return
     with loader(plan.workers) as other:
@@ -237,7 +280,7 @@ def check(plan: Plan) -> int:
             check_in_workers(plan)
         else:
             check_alone(plan)
-    return len(plan.expected())
+    return len(plan.model()[0])
 
 
 def main() -> int:

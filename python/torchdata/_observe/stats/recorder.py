@@ -129,6 +129,17 @@ class Recorder:
         pages = {page["page"]: page for page in read}
         return Reading(at, full, pages, before=those_before(change, pages, full))
 
+    def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
+        """By kind of exception and pipe, how many items other processes than this one have skipped since a reading."""
+        from torchdata._observe.stats.reading import summarise
+
+        found: dict[tuple[str, str], int] = {}
+        for process in summarise(self.reading(), since).processes:
+            for pipe in process.pipes if process.role != "main" else ():
+                for kind, count in pipe.skipped_kinds.items():
+                    found[kind, pipe.name] = found.get((kind, pipe.name), 0) + count
+        return found
+
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """See `DataLoader2.stats`."""
         from torchdata._observe.stats.reading import summarise

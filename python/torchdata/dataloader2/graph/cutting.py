@@ -15,6 +15,7 @@ from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_metho
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.mapping.skipping import OnError
 from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatcher
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "find_lca_round_robin_sharding_dp",
     "find_non_dispatching_branches",
     "find_replicable_branches",
+    "skipping_as_before",
 ]
 
 
@@ -103,6 +105,30 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
         return graph, None
     source = DispatchedSource() if source is None else source
     return Graph(put_in_place(graph, dispatching, source)), graph.at(dispatching)
+
+
+def skipping_as_before(part: Graph, graph: Graph) -> Graph:
+    """A part that is to run in other processes, with an `on_error` at its end if one behind the cut speaks for it.
+
+    Exceptions are skipped in the process that raises them, so each process has a pipe that does.
+
+    Args:
+        part: the part.
+        graph: the graph that it was cut from.
+    """
+    for skipper in graph:
+        if not isinstance(skipper, OnError):
+            continue
+        waiting, seen = [*graph.sources(skipper)], {id(skipper)}
+        while waiting:
+            pipe = waiting.pop()
+            if id(pipe) in seen or isinstance(pipe, OnError):
+                continue
+            if pipe is part.end:
+                return Graph(OnError(pipe, skipper.how, skipper.limit, skipper.log))
+            seen.add(id(pipe))
+            waiting += graph.sources(pipe)
+    return part
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:

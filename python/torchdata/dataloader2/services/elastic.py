@@ -17,7 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from torchdata._engine.snapshots import seal
-from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
+from torchdata.dataloader2.graph.cutting import (
+    DispatchedSource,
+    cut_dispatched,
+    find_replicable_branches,
+    skipping_as_before,
+)
 from torchdata.dataloader2.services.dividing import (
     Dividing,
     content_of,
@@ -100,7 +105,8 @@ def divided_anew(
         whole = Graph(graph)
         batchers = {id(whole.pipes[number]): pair for number, pair in sizes.items()}
         if sizes and old == new and _keeps_sizes(next(iter(places.values())), whole, batchers, bool(new.workers)):
-            return next(iter(places.values()))
+            place = next(iter(places.values()))
+            return place if new.workers else _counted_anew(place, old, whole, batchers)
         if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
             return _from_the_beginning(next(iter(places.values())), new)
         if bool(old.workers) != bool(new.workers):
@@ -125,7 +131,23 @@ def _keeps_sizes(place: dict[str, Any], whole: Graph, batchers: dict[int, tuple[
     parts = _parts_of(whole, has_workers)
     if has_workers and not batchers.keys().isdisjoint(map(id, parts.branch)):
         return False
-    return holding_behind(parts.main, [pipe for pipe in parts.main if id(pipe) in batchers]) is None
+    entries: list[dict[str, Any]] = []
+    for entry in (content_of(place["graph"]) or {})["pipes"]:  # one of them stands for all that the workers run
+        stands_for = len(parts.main.pipes) - len(entries) if entry["type"] == "WorkerOutput" else 1
+        entries += [entry] * stands_for
+    return holding_behind(parts.main, [pipe for pipe in parts.main if id(pipe) in batchers], entries) is None
+
+
+def _counted_anew(
+    place: dict[str, Any], shape: Shape, whole: Graph, batchers: dict[int, tuple[int, int]]
+) -> dict[str, Any]:
+    """The place of main's graph, which goes on from its own state, with a note of what was given in the old batches."""
+    try:
+        base = _Changing({shape.rank: place}, shape, shape, _parts_of(whole, False), sizes=batchers).place()["base"]
+    except ValueError:  # nothing shares items out, so nobody will share them anew
+        nothing = {"base": "filter", "entries": None, "taken": 0, **_plain(Given())}
+        base = {"content": seal(nothing), "uncounted": True}
+    return {**place, "base": base}
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,8 @@ def _parts_of(graph: Graph, has_workers: bool) -> _Parts:
         return _Parts(graph, graph, None)
     main, dispatching = cut_dispatched(graph)
     branches = find_replicable_branches(main)
-    return _Parts(main, main.at(branches[0]) if branches else graph, dispatching)
+    branch = skipping_as_before(main.at(branches[0]), main) if branches else graph
+    return _Parts(main, branch, None if dispatching is None else skipping_as_before(dispatching, graph))
 
 
 def passed_over(
@@ -235,6 +258,11 @@ class _Changing:
 
     def place(self) -> dict[str, Any]:
         division = required_division(self.branch)
+        if self.dispatching is not None and not isinstance(division.pipe, DispatchedSource):
+            raise ValueError(
+                "a `sharding_filter` stands behind `sharding_round_robin_dispatch`, which shares the items out: leave "
+                "it out"
+            )
         if self.sizes:
             self._require_units(division)
         if self.old.workers and any(place["workers"] is None for place in self.places.values()):
@@ -346,6 +374,10 @@ class _Changing:
     def _shares_of(self, place: dict[str, Any], more: int) -> list[Given]:
         """By worker of a rank, how many units it gave; `more` were given after the place was looked at, in turn."""
         if not self.old.workers:
+            if base_of(place).get("uncounted"):
+                raise ValueError(
+                    f"the main process has given batches of several sizes, which nobody has counted. {_WAYS}"
+                )
             return [Given(place["given"] - base_of(place).get("items", 0))]
         counts = [worker["given"][0] for worker in place["workers"]["workers"]]
         rounds, rest = divmod(more, len(counts))

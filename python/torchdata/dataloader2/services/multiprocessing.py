@@ -20,6 +20,7 @@ from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import (
     cut_dispatched,
     find_replicable_branches,
+    skipping_as_before,
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
@@ -194,7 +195,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._dispatches = dispatching is not None
         if self._shifts is None:
             self._steer(graph, branch, dispatching)
-            self._shifts = self._start(branch.end, None if dispatching is None else dispatching.end)
+            skipping = skipping_as_before(branch, graph)
+            apart = None if dispatching is None else skipping_as_before(dispatching, whole)
+            self._shifts = self._start(skipping.end, None if apart is None else apart.end)
         output = self._worker_output = WorkerOutput(
             self._shifts.children,
             lasts(branch, dispatching),

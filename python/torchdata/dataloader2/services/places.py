@@ -190,6 +190,8 @@ def check_base(base: Any) -> None:
                 raise ValueError(f"its {level!r} is {found!r}")
             given_from(found.get("first"), found["given"])
             check_offset(found)
+    if type(base.get("uncounted", False)) is not bool:
+        raise ValueError(f"its 'uncounted' is {base['uncounted']!r}")
     if type(base.get("items", 0)) is not int or not 0 <= base.get("items", 0) < _MOST:
         raise ValueError("the items before its run of the epoch are no number")
 

@@ -27,6 +27,7 @@ from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_shar
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
+from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.halting import beginning_unread
 from torchdata.datapipes._pipe.late_seeding import seed_when_imported
@@ -219,6 +220,7 @@ class GraphProgram(EpochProgram):
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
+        skipping_items.is_told_by_loader = True
         self._child = child
         self._info = WorkerInfo(child.num_workers, child.worker_id)
         if child.dispatches:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 import weakref
 from itertools import chain
 from typing import Any
 
 from torchdata._native import FilterIterator
 from torchdata._redacting import redacted
-from torchdata._reporting import PACKAGE, add_note, attributes_of, name_of, notes_of
+from torchdata._reporting import PACKAGE, add_note, attributes_of, level_outside, name_of, notes_of
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
 from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
@@ -41,9 +42,13 @@ __all__ = [
     "skipped_of",
     "skipper_of",
     "table_of",
+    "tell",
     "told_of",
     "write_line",
 ]
+
+#: Whether a loader in another process tells what this one skips. The runtime of its workers says so.
+is_told_by_loader = False
 
 #: A share is judged from so many items of a pipe on, and at the end of the pass.
 FEWEST = 100
@@ -119,6 +124,16 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
+
+
+def tell(skipped: dict[tuple[str, str], int], of: str = "this epoch") -> None:
+    """Warns of what was skipped, if anything was; `of` says in what."""
+    if skipped:
+        warnings.warn(
+            f"on_error has skipped {sum(skipped.values())} items of {of}:\n{table_of(skipped)}",
+            RuntimeWarning,
+            stacklevel=level_outside(),
+        )
 
 
 def check_limit(who: str, name: str, limit: int | float | None) -> None:

@@ -273,6 +273,10 @@ impl Element for f32 {
     const NUMBER: u8 = 11;
 }
 
+impl Element for i32 {
+    const NUMBER: u8 = 5;
+}
+
 impl Element for i64 {
     /// NumPy's int64 is `long` if that is as long, else `long long`.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };

@@ -5,6 +5,7 @@ pub mod delivery;
 pub mod guard;
 pub mod handing;
 pub mod iterators;
+pub mod packing;
 pub mod sampling;
 pub mod token;
 pub mod turn;

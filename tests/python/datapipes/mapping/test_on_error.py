@@ -10,7 +10,7 @@ import pytest
 
 import random_skips
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import TooManySkipped
 
@@ -22,7 +22,7 @@ def numbers(*texts):
 
 
 #: Seeds that once showed a mistake, and some more.
-SEEDS = [1020, 1239, *range(1, 13)]
+SEEDS = [203, 229, 1020, 1239, *range(1, 13)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -183,6 +183,67 @@ def test_a_loader_tells_what_its_workers_have_skipped():
         assert "ValueError in Mapper(int), worker process 1" in str(stats)
         assert {"ValueError": 40} in [pipe.skipped_kinds for pipe in stats.merged_pipes()]
         assert "40 items were skipped as they raised: 40 ValueError in Mapper(int)" in str(loader.diagnose())
+
+
+def strict_int(text):
+    return int(text)
+
+
+@pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("dispatches", [False, True])
+def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
+    """For what the workers and the dispatching process have skipped, and anew in each epoch."""
+    pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
+    if dispatches:
+        pipe = pipe.map(strict_int).on_error("skip").sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    else:
+        pipe = pipe.sharding_filter().map(strict_int).on_error("skip")
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning) as told:
+                assert list(loader) == [1] * 20
+            assert [str(one.message) for one in told] == [
+                "on_error has skipped 20 items of this epoch:\n  20 x ValueError in Mapper(strict_int)"
+            ]
+        state, iterator = None, iter(loader)
+        for _ in range(10):
+            next(iterator)
+            state = loader.state_dict()
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        loader.load_state_dict(state)
+        with pytest.warns(RuntimeWarning, match="items of the rest of this epoch") as told:
+            assert list(loader) == [1] * 10
+        assert len(told) == 1
+    assert "skipped" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("where", ["dispatching process", "workers"])
+def test_what_another_process_raises_is_skipped_by_a_pipe_that_stands_behind_it(where, tmp_path):
+    def pipe(**options):
+        source = IterableWrapper(["1", "x", "3", "4"] * 10)
+        if where == "workers":
+            return random_skips.Stay(source.sharding_filter().map(int)).on_error("skip", **options)
+        source = source.map(int).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        return source.on_error("skip", **options)
+
+    def loader(workers=2, **options):
+        return DataLoader2(pipe(**options), reading_service=MultiProcessingReadingService(workers, "fork"))
+
+    with loader(log=tmp_path / "log") as run:
+        iterator = iter(run)
+        head = [next(iterator) for _ in range(7)]
+        state, rest = run.state_dict(), list(iterator)
+    assert sorted(head + rest) == [1] * 10 + [3] * 10 + [4] * 10
+    assert len((tmp_path / "log").read_text().splitlines()) == 10
+    with loader() as run:
+        run.load_state_dict(state)
+        assert list(run) == rest
+    with loader(3) as run, pytest.raises(ValueError, match="OnError leaves items out that raise"):
+        run.load_state_dict(state)
+        iter(run)
+    with loader(limit=3) as run, pytest.raises(TooManySkipped, match="more than limit=3 permits"):
+        list(run)
 
 
 def raises_by(item):

@@ -41,7 +41,7 @@ def main():
                 which, outcome = running.pop(future), future.result()
                 struck += outcome.struck is not None or outcome.plan.victim == "self"
                 if outcome.plan.hang:
-                    hung[outcome.plan.hang] += 1
+                    hung[outcome.plan.hang, outcome.plan.method] += 1
                 if outcome.latency is not None:
                     latencies[outcome.plan.victim, outcome.plan.blow].append(outcome.latency)
                 if outcome.wrong:
@@ -52,7 +52,8 @@ def main():
         at = [times[int(len(times) * share)] for share in (0.5, 0.95)]
         print(f"{victim:8} {blow:8} {len(times):5} times, noticed after {at[0]:.3f} s, 95 % within {at[1]:.3f} s")
     if hung:
-        print(f"hung and replaced: {', '.join(f'{count} by {way}' for way, count in sorted(hung.items()))}")
+        ways = ", ".join(f"{count} by {way} under {method}" for (way, method), count in sorted(hung.items()))
+        print(f"hung and replaced: {ways}")
     seconds = time.monotonic() - started
     print(f"{seed - options.seed} runs in {seconds:.0f} s, {struck} of them struck; {len(failed)} failed: {failed}")
     return 1 if failed else 0

@@ -12,11 +12,15 @@ from contextlib import suppress
 
 from random_graphs.check import NotComparable, check_graph
 from random_graphs.check_loaders import check_loader
+from random_graphs.check_sizes import check_sizes
 from random_graphs.graphs import Graph
 from random_graphs.loaders import METHODS, Loader
 
 #: Seconds that one graph takes at most: beyond them, something was waited for until that was given up.
 LONG = 60.0
+
+
+KINDS = ("graphs", "loaders", "sizes")
 
 
 class Checked:
@@ -56,6 +60,8 @@ class Checked:
         options = self.options
         if self.kind == "graphs":
             return check_graph(Graph(number), options.most, away=options.away / 10)
+        if self.kind == "sizes":
+            return check_sizes(Graph(number), options.most // 4)
         methods = {name: METHODS[name] for name in options.start_methods.split(",")}
         return check_loader(Loader(number), options.most // 2, methods, options.away)
 
@@ -72,7 +78,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first graph; the next ones have the next ones")
     parser.add_argument("--graphs", type=int, help="how many of each kind at most")
     parser.add_argument(
-        "--kind", choices=["graphs", "loaders", "both"], default="both", help="by themselves, in loaders"
+        "--kind",
+        choices=[*KINDS, "all"],
+        default="all",
+        help="by themselves, in loaders, in loaders whose batches change their size",
     )
     parser.add_argument("--most", type=int, default=12, help="ways through each graph; half as many through a loader")
     parser.add_argument("--start-methods", default="fork,forkserver,spawn", help="of workers")
@@ -88,7 +97,7 @@ def main() -> int:
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401
-    kinds = [Checked(kind, options) for kind in ("graphs", "loaders") if options.kind in (kind, "both")]
+    kinds = [Checked(kind, options) for kind in KINDS if options.kind in (kind, "all")]
     end = time.monotonic() + 60 * options.minutes
     left = list(kinds)
     while left and time.monotonic() < end:

@@ -6,12 +6,10 @@ Runs in whichever process iterates the pipeline. It passes on what its source yi
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
-from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe import skipping
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -35,8 +33,8 @@ class OnError(IterDataPipe[T_co]):
     `KeyboardInterrupt`, `SystemExit`, `MemoryError` and deaths of processes are never skipped.
 
     What was skipped is part of a saved state: a run that goes on from it skips the same, and counts on. At the end of
-    an epoch a `RuntimeWarning` tells the counts, in each process its own; `DataLoader2.stats()` tells those of all
-    processes at any time.
+    an epoch a `RuntimeWarning` tells the counts; that of a `DataLoader2` tells those of all its workers.
+    `DataLoader2.stats()` tells them at any time.
 
     Args:
         datapipe: the pipe to read.
@@ -61,6 +59,8 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
+    #: A run that goes on may write elsewhere.
+    tuning = frozenset({"log"})
     #: See `skipper_of`.
     _skips = True
 
@@ -91,11 +91,7 @@ class OnError(IterDataPipe[T_co]):
         if told is not None:
             raise told
         skipping.release(self)
-        if skipped:
-            warnings.warn(
-                f"on_error has skipped {sum(skipped.values())} items of this epoch:\n{skipping.table_of(skipped)}",
-                RuntimeWarning,
-                stacklevel=level_outside(),
-            )
+        if not skipping.is_told_by_loader:
+            skipping.tell(skipped)
         return
         yield

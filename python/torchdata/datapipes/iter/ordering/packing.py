@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
+from torchdata._native import row_bounds, row_positions
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes._pipe.declared import state
@@ -20,8 +21,8 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: A part of a sequence, or all of it: its tokens by column. All columns have the same length.
-Piece = dict[str, Any]
+#: A part of an item, or all of it: a sequence of tokens, or a dict of them by column, all of one length.
+Piece = Any
 
 #: The column that plain sequences become.
 _TOKENS = "input_ids"
@@ -151,26 +152,23 @@ class Packer(IterDataPipe[dict[str, Any]]):
             for item in source:
                 kind = kinds.get(type(item))
                 if kind is _Lists or (kind is not None and item.ndim == 1):
-                    piece, size = {_TOKENS: item}, len(item)
+                    piece, size = item, len(item)
                 else:
                     piece = self._columns_of(item)
                     size = _size(piece)
                 if not 0 < size <= longest:
                     waiting.extend(self._pieces(piece, size))
                     break
-                for row in rows:
-                    if row[0] > size:
+                for row in rows:  # most pieces are placed here, without a call
+                    if row[0] >= size:
                         row[0] -= size
                         row[1].append(piece)
-                        break
-                    if row[0] == size:
-                        row = None
+                        if not row[0]:
+                            yield self._row(*self._filled(row))
                         break
                 else:
-                    row = None
-                # Most pieces are placed by now, without a call.
-                if row is None and (full := self._placed(piece, size)) is not None:
-                    yield self._row(*full)
+                    if (full := self._begun(piece, size)) is not None:
+                        yield self._row(*full)
             else:
                 break
         while rows:
@@ -196,10 +194,10 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """The sequences of an item by column, checked to be of one length."""
+        """An item, if it is a sequence, or else its sequences by column, checked to be of one length."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
-            return {_TOKENS: item}
+            return item
         names = self.columns if self.columns is not None else [name for name in item if name not in self.add]
         if not names or (missing := [name for name in names if name not in item]):
             wanted = repr(missing[0]) if names else "to pack"
@@ -217,50 +215,52 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
         """Puts a piece of some size into a row; returns the row that is to be yielded, if there is one."""
-        rows, any_row = self._rows, self.method == "first_fit"
-        if size == self.max_tokens and (any_row or not rows):
-            return 0, [piece]
-        for number, row in enumerate(rows):
+        for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
                 row[1].append(piece)
-                if row[0]:
-                    return None
-                del rows[number]
-                return 0, row[1]
+                return None if row[0] else self._filled(row)
+        return self._begun(piece, size)
+
+    def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
+        """Takes a row out that has no more room, and is to be yielded."""
+        rows = self._rows
+        del rows[next(number for number, other in enumerate(rows) if other is row)]
+        return 0, row[1]
+
+    def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
+        """Begins a row with a piece that fits into none; returns the row that is to be yielded, if there is one."""
+        rows, any_row = self._rows, self.method == "first_fit"
+        if size == self.max_tokens and (any_row or not rows):
+            return 0, [piece]
         rows.append([self.max_tokens - size, [piece]])
         if len(rows) <= (self.buffer_size if any_row else 1):
             return None
-        fullest = min(range(len(rows) - 1), key=lambda number: rows[number][0])  # of equal ones the oldest
+        rooms = [row[0] for row in rows[:-1]]
+        fullest = rooms.index(min(rooms))  # of equal ones the oldest
         room, pieces = rows.pop(fullest)
         return room, pieces
 
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
         """The row of some pieces, filled up if there is a padding."""
-        columns = pieces[0].keys()
-        odd = pieces[-1].keys() != columns or sum(map(len, pieces)) != len(pieces) * len(columns)
-        by_column = {} if odd else {name: [piece[name] for piece in pieces if name in piece] for name in columns}
-        if odd or any(len(parts) < len(pieces) for parts in by_column.values()):
-            other = next(piece for piece in pieces if piece.keys() != columns)
-            raise ValueError(f"Packer: an item has the columns {list(other)}, and one before it {list(columns)}")
-        ends = list(accumulate(map(len, next(iter(by_column.values())))))
+        classes = set(map(type, pieces))
+        kind = _KINDS.get(classes.pop()) if len(classes) == 1 else None
+        if kind is not None:  # sequences of one kind, as most items are
+            columns = {_TOKENS: (kind, pieces)}
+        else:
+            columns = {name: (_kind_of_all(name, parts), parts) for name, parts in _by_column(pieces).items()}
+            kind, pieces = next(iter(columns.values()))
+        sizes = [*map(len, pieces)]
         row: dict[str, Any] = {}
         added = room if self.pad_value is not None else 0
-        for name, parts in by_column.items():
-            kind = _kind_of(name, parts[0])
-            if len(set(map(type, parts))) > 1 and any(_kind_of(name, part) is not kind for part in parts):
-                kinds = sorted({type(part).__name__ for part in parts})
-                raise TypeError(
-                    f"Packer: column {name!r} is of several kinds: {', '.join(kinds)}; make them one before"
-                )
-            joined = kind.joined(parts, added, self._padding(name, len(columns)) if added else 0)
+        for name, (its_kind, parts) in columns.items():
+            row[name] = its_kind.joined(parts, added, self._padding(name, len(columns)) if added else 0)
             if name in self.first_value:
-                kind.put(joined, [0, *ends[:-1]], self.first_value[name])
-            row[name] = joined
-        bounds = [0, *ends, ends[-1] + added] if added else [0, *ends]
-        kind = _kind_of(_TOKENS, next(iter(row.values())))
+                its_kind.put(row[name], [*accumulate(sizes[:-1], initial=0)], self.first_value[name])
+        if added:
+            sizes.append(added)
         for name in self.add:
-            row[name] = kind.counted(bounds) if name == "position_ids" else kind.bounds(bounds)
+            row[name] = kind.counted(sizes) if name == "position_ids" else kind.bounds(sizes)
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
@@ -301,14 +301,14 @@ class _Lists:
             values[place] = value
 
     @staticmethod
-    def counted(bounds: list[int]) -> Any:
-        """The numbers from 0 on between each two bounds."""
-        return [*chain.from_iterable(range(end - start) for start, end in pairwise(bounds))]
+    def counted(sizes: list[int]) -> Any:
+        """The numbers from 0 on, so many of each."""
+        return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod
-    def bounds(bounds: list[int]) -> Any:
-        """The bounds."""
-        return bounds
+    def bounds(sizes: list[int]) -> Any:
+        """The bounds of pieces of such sizes."""
+        return [*accumulate(sizes, initial=0)]
 
 
 class _Arrays(_Lists):
@@ -329,23 +329,12 @@ class _Arrays(_Lists):
         values[places] = value
 
     @staticmethod
-    def counted(bounds: list[int]) -> Any:
-        import numpy as np
-
-        global _counted
-        if _counted is None or len(_counted) < bounds[-1]:
-            _counted = np.arange(max(4096, 2 * bounds[-1]))
-        return np.concatenate([_counted[: end - start] for start, end in pairwise(bounds)])
+    def counted(sizes: list[int]) -> Any:
+        return row_positions(sizes)
 
     @staticmethod
-    def bounds(bounds: list[int]) -> Any:
-        import numpy as np
-
-        return np.array(bounds, np.int32)
-
-
-#: The numbers from 0 on: they are copied faster than they are counted anew. Replaced, never changed.
-_counted: Any = None
+    def bounds(sizes: list[int]) -> Any:
+        return row_bounds(sizes)
 
 
 class _Tensors(_Arrays):
@@ -362,16 +351,16 @@ class _Tensors(_Arrays):
         return torch.cat([*parts, parts[0].new_full((added,), padding)] if added else parts)
 
     @staticmethod
-    def counted(bounds: list[int]) -> Any:
+    def counted(sizes: list[int]) -> Any:
         import torch
 
-        return torch.from_numpy(_Arrays.counted(bounds))
+        return torch.from_numpy(row_positions(sizes))
 
     @staticmethod
-    def bounds(bounds: list[int]) -> Any:
+    def bounds(sizes: list[int]) -> Any:
         import torch
 
-        return torch.tensor(bounds, dtype=torch.int32)
+        return torch.from_numpy(row_bounds(sizes))
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
@@ -413,17 +402,45 @@ def _kind_of_class(cls: type) -> type[_Lists] | None:
     return None
 
 
+def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
+    """The one kind of the pieces of a column.
+
+    Raises:
+        TypeError: they are of several kinds.
+    """
+    kind = _kind_of(name, parts[0])
+    if any(_kind_of(name, part) is not kind for part in parts):
+        kinds = sorted({type(part).__name__ for part in parts})
+        raise TypeError(f"Packer: column {name!r} is of several kinds: {', '.join(kinds)}; make them one before")
+    return kind
+
+
+def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
+    """The pieces of each column.
+
+    Raises:
+        ValueError: one has other columns than the first.
+    """
+    by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
+    columns = by_name[0].keys()
+    for piece in by_name:
+        if piece.keys() != columns:
+            raise ValueError(f"Packer: an item has the columns {list(piece)}, and one before it {list(columns)}")
+    return {name: [piece[name] for piece in by_name] for name in columns}
+
+
 def _size(piece: Piece) -> int:
     """The number of tokens of a piece."""
-    for values in piece.values():
-        return len(values)
-    return 0
+    return len(next(iter(piece.values()))) if type(piece) is dict else len(piece)
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
     """The parts of a piece between bounds."""
     for start, end in pairwise(bounds):
-        yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
+        if type(piece) is dict:
+            yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
+        else:
+            yield _kind_of(_TOKENS, piece).cut(piece, start, end)
 
 
 def _not_empty(piece: Piece, size: int) -> Iterator[Piece]:

@@ -179,8 +179,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._taken < self._offset:
-            source, self._taken = islice(source, self._offset - self._taken, None), self._offset
-        return self._running.share_of(source, self._taken - self._offset)
+            source = islice(source, self._offset - self._taken, None)
+        return self._running.share_of(source, max(self._taken - self._offset, 0))
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
@@ -197,7 +197,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
-            taken = self._offset + self._running.after(taken - self._offset, passed_on)
+            taken = self._offset + self._running.after(max(taken - self._offset, 0), passed_on)
         state: dict[str, Any] = {"taken": taken} if self._block == 1 else {"taken": taken, "dealt_in": self._block}
         if not self._first and not self._beyond and not self._offset:
             return state
