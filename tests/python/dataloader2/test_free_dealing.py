@@ -35,7 +35,7 @@ def note(datapipe: Any, info: WorkerInfo) -> Any:
 
 def held_in_worker_0(item: int) -> int:
     if own == 0:
-        let_go.wait(60)
+        let_go.wait(120)
     return item
 
 

@@ -152,7 +152,7 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
     has_come = multiprocessing.Event()  # or the death might be told before the other worker's batch
 
     def does() -> None:
-        has_come.wait(20)
+        has_come.wait(120)
         ends()
 
     loader = loader_of(does)

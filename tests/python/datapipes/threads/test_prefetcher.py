@@ -67,7 +67,7 @@ class Gated(IterDataPipe[int]):
         yield 0
         for number in range(1, 5):
             self.waits.set()
-            self.gate.wait(20)
+            self.gate.wait(120)
             yield number
 
 
@@ -180,7 +180,7 @@ def test_pausing_waits_for_the_item_in_the_making_and_gives_up_in_time(
     source = Gated()
     pipe = source.prefetch(3)
     iterator = iter(pipe)
-    assert source.waits.wait(10)
+    assert source.waits.wait(120)
     monkeypatch.setattr(Prefetcher, "patience", 0.05)
     with pytest.raises(TimeoutError, match="Prefetcher cannot be paused"):
         pipe.pause()
