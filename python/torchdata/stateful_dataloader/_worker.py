@@ -314,7 +314,8 @@ class _Batches(Iterator[Unit]):
                 return self._end(news)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         except BaseException as error:
-            news = self._with_skipped(news, reader, index)
+            if self._worker.job.reading.skips:
+                news = self._with_skipped(news, reader, index)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         if self._worker.job.reading.skips:
             news = self._with_skipped(news, reader, index)

@@ -276,11 +276,11 @@ def test_a_forked_child_that_inherits_the_loader_does_not_end_its_workers():
 
 
 def test_a_timeout_names_the_worker():
-    with (
-        loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(3)), timeout=0.5) as dl,
-        pytest.raises(TimeoutError, match="worker process 1 within 0.5 s"),
-    ):
-        list(dl)
+    with loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(3)), timeout=0.5) as dl:
+        iterator = iter(dl)
+        wait_for(lambda: [worker.items for worker in dl.stats().workers] == [5, 1])
+        with pytest.raises(TimeoutError, match="worker process 1 within 0.5 s"):
+            list(iterator)
 
 
 SMALL_SHM = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
