@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -13,6 +14,7 @@ import time
 
 import pytest
 
+from fresh_processes import run_program, with_torch
 from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
@@ -88,6 +90,13 @@ for thread in threads:
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_that_have_imported_torch():
+    """Starts what forks them before `nothing_is_left` looks: it stays for all tests."""
+    if importlib.util.find_spec("torch") is not None:
+        with_torch()
+
+
 @pytest.fixture
 def unread():
     """A pipe that is read, and nobody looks."""
@@ -99,19 +108,23 @@ def unread():
     ("busy", "threads"),
     [*itertools.product(["torch_numbers", "many_small_torch_numbers", "numpy_numbers", "output"], [1, 3])],
 )
-def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread):
-    run_busy(busy, "of_a_loader", unread, threads, times=5)
+def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread, tmp_path):
+    run_busy(busy, "of_a_loader", unread, threads, 5, tmp_path / "program.py")
 
 
 @pytest.mark.parametrize("started", ["of_replaced_workers", "of_a_stateful_loader", "of_a_node"])
-def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread):
-    run_busy("torch_numbers", started, unread, threads=2, times=2)
+def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread, tmp_path):
+    run_busy("torch_numbers", started, unread, 2, 2, tmp_path / "program.py")
 
 
-def run_busy(busy, started, output, threads, times):
-    if "torch" in busy or "stateful" in started:
-        pytest.importorskip("torch", reason="its generator is what is drawn from")
-    run_apart(BUSY.format(busy=busy, started=started, threads=threads, times=times), output)
+def run_busy(busy, started, output, threads, times, path):
+    script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
+    if "torch" not in busy:
+        return run_apart(script, output)
+    pytest.importorskip("torch", reason="its generator is what is drawn from")
+    path.write_text(script)
+    run = run_program(path, ignored="Warning")
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def run_apart(script, output):

@@ -131,7 +131,10 @@ def test_a_worker_all_of_whose_items_are_dropped_keeps_nobody_waiting():
 def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
     with loader(dispatched(range(100)).header(5), in_order=in_order) as dl:
         for _ in range(3):
-            assert sorted(dl) == list(range(10))
+            items = list(dl)
+            assert len(set(items)) == len(items) == 10
+            if in_order:  # else whoever is free has them
+                assert items == list(range(10))
 
 
 class EndsAtOnce(IterDataPipe):
