@@ -22,7 +22,7 @@ from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 #: Which graphs, and which loaders.
-GRAPHS, LOADERS = range(1, 17), range(1, 5)
+GRAPHS, LOADERS = range(1, 11), range(1, 4)
 
 
 def checked(check: Callable[[int], int], numbers: range) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def test_random_loaders_with_workers_go_on_as_if_they_had_not_been_stopped() -> 
     assert ways > loaders
 
 
-@pytest.mark.parametrize("number", [3, 9, 21])
+@pytest.mark.parametrize("number", [3, 21])
 def test_a_random_graph_goes_on_in_another_process(number: int) -> None:
     assert check_graph(Graph(number), most=1, away=1) == 1
 
