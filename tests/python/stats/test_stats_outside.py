@@ -331,7 +331,7 @@ with DataLoader2(IterableWrapper(range(4)).sharding_filter(), None, MultiProcess
     list(dl)
     page = next(page for page in dl._recorder.board.read() if page["role"] == 2)
     own = next(page for page in dl._recorder.board.read() if page["role"] == 1)
-    assert "Stack" in ask_for_stack(page["pid"], page["signal"], page["stack"])
+    assert "Stack" in ask_for_stack(page["pid"], page["signal"], page["stack"], 100.0)
 # No loader is left, and nobody may ask any more; who asks all the same does no harm.
 assert ask_for_stack(os.getpid(), own["signal"], own["stack"], 0.05) is None
 os.kill(os.getpid(), own["signal"])
