@@ -44,21 +44,26 @@ help: ## Show this list
 demo: $(STAMPS)/build ## Train a classifier on real images through two worker processes
 	$(BIN)/python -m torchdata.demo $(ARGS)
 
-# Tests of processes mostly wait. Meanwhile linters and loom, which give way to them, have the cores.
+# Tests of processes mostly wait. Meanwhile all others, linters and loom, which give way to them, have the cores.
 .PHONY: test
 test: say-test setup test-rust ## Every check that a change must pass, in 15 minutes; CI runs this target
-	$(MAKE) --jobs=2 --no-print-directory all-of-python lint-and-loom
+	$(MAKE) --jobs=3 --no-print-directory all-of-processes test-beside lint-and-loom
 	@$(call say_what_ran,test)
 
-.PHONY: all-of-python lint-and-loom
-all-of-python:
-	$(MAKE) --jobs=1 --no-print-directory test-python test-portable
+.PHONY: all-of-processes lint-and-loom
+all-of-processes:
+	$(MAKE) --jobs=1 --no-print-directory test-alone test-portable
 lint-and-loom:
 	nice -n 19 $(MAKE) --jobs=1 --no-print-directory lint test-loom
 
 .PHONY: check
-check: say-check lint test-rust test-unit ## Lint, Rust tests and the Python tests without processes, in 3 minutes
+check: say-check setup ## Lint, Rust tests and the Python tests without processes, in 3 minutes
+	$(MAKE) --jobs=2 --no-print-directory lint rust-and-unit
 	@$(call say_what_ran,check)
+
+.PHONY: rust-and-unit
+rust-and-unit:
+	$(MAKE) --jobs=1 --no-print-directory test-rust test-unit
 
 .PHONY: say-test say-check
 say-test: $(STAMPS)/venv
@@ -168,16 +173,20 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 
 PYTEST = $(BIN)/python -m pytest --junitxml=$(RAN)
 
-# Tests of processes mostly wait, so three files of them run side by side, but beside no others.
-
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
-	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
-	$(PYTEST)/beside.xml -n 2 -m 'not alone'
+	$(MAKE) --jobs=2 --no-print-directory test-alone test-beside
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+# Tests of processes mostly wait, so three files of them run side by side; some watch the clock, so the others give way.
+.PHONY: test-alone test-beside
+test-alone: setup
+	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
+test-beside: setup
+	nice -n 10 $(PYTEST)/beside.xml -n 2 -m 'not alone'
 
 .PHONY: test-unit
 test-unit: setup ## Those of them in files that start no process

@@ -129,7 +129,7 @@ def test_where_loading_limits_there_are_more_workers_up_to_the_cores(machine_of,
 
 def test_without_a_log_the_choice_is_printed():
     program = "from torchdata.dataloader2.services.steering import say; say('2 workers: it is so')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
     assert (done.stdout, done.stderr) == ("", "torchdata: 2 workers: it is so\n")
 
 

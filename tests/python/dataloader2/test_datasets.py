@@ -190,8 +190,11 @@ class Numbered:
         return iter([self.epoch])
 
 
-@pytest.mark.parametrize("sampler", [Drawn(12), Sized(12)], ids=["without length", "with length"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("method", "sampler"),
+    [("fork", Drawn(12)), ("fork", Sized(12)), ("spawn", Drawn(12))],
+    ids=["fork, without length", "fork, with length", "spawn, without length"],
+)
 def test_workers_share_the_order_of_a_sampler(sampler: Any, method: str) -> None:
     pipe = SequenceWrapper(Tens(12)).sample_by(sampler).sharding_filter()
     with loader(pipe, 3, multiprocessing_context=method) as loading:

@@ -10,7 +10,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from rank_chaos import MOMENTS, Plan, blamed
 from ranks import environment_of_ranks, gloo_job
 from torchdata.dataloader2.error import RanksLostError
+from waiting import wait_for
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytestmark = pytest.mark.alone
@@ -70,13 +70,19 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of `JOBS`, which run beside each other, in any order."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
-    return run_chaos(tmp_path_factory.mktemp("chaos"), "--plans", json.dumps(plans))
+    found: list[dict[str, Any]] = []
+    for _ in range(4):  # on a busy machine a rank may be too late before the fault strikes: this shows nothing
+        found += run_chaos(tmp_path_factory.mktemp("chaos"), "--plans", json.dumps(plans))
+        shown = {job["plan"]["seed"] for job in found if job["struck"] or job["broken"]}
+        plans = [plan for plan in plans if plan["seed"] not in shown]
+        if not plans:
+            break
+    return [job for job in found if job["struck"] or job["broken"]]
 
 
 @pytest.mark.parametrize("number", range(len(JOBS)), ids=lambda number: " ".join(map(str, JOBS[number].values())))
 def test_a_rank_that_fails_is_named_by_all_others_in_time(number: int, jobs: list[dict[str, Any]]) -> None:
     job = next(job for job in jobs if job["plan"]["seed"] == number)
-    assert job["struck"]
     assert not job["broken"], job
 
 
@@ -113,10 +119,7 @@ def test_a_child_that_outlives_its_rank_does_not_seem_to_be_it(tmp_path: Path) -
                 time.sleep(1000)
     """
     with gloo_job(tmp_path, body) as job:
-        until = time.monotonic() + 60
-        while not (tmp_path / "forked").exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for((tmp_path / "forked").exists)
         job.kill(1, signal.SIGKILL)
         error = job.outcome(0)[0]
     assert isinstance(error, RanksLostError), error

@@ -79,7 +79,7 @@ def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_
     """
     with gloo_job(tmp_path, body) as job:
         assert isinstance(job.outcome(0)[0], KeyError)
-        job.processes[0].wait(60)
+        job.processes[0].wait(120)
         (tmp_path / "gone").touch()
         error = job.outcome(1)[0]
         assert isinstance(error, RanksLostError), error
@@ -118,7 +118,7 @@ def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_j
     def blocks(item):
         if item == 2:  # rank 0's second, which it reads ahead
             waits.set()
-            go_on.wait(60)
+            go_on.wait(120)
         return item
 
     def main(rank):
@@ -128,12 +128,12 @@ def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_j
         )
         items = iter(loader)
         next(items)
-        assert rank == 1 or waits.wait(60)
+        assert rank == 1 or waits.wait(120)
         threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
         loader.shutdown()
         go_on.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         total = torch.tensor(10)
         dist.all_reduce(total)
         return len(threads), int(total)
@@ -168,7 +168,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         next(items)
         child = multiprocessing.get_context("fork").Process(target=pipe.shutdown)
         child.start()
-        child.join(15)
+        child.join(120)
         ended = child.exitcode
         child.kill()
         return ended, len(list(items))
@@ -209,7 +209,7 @@ if __name__ == "__main__" and os.environ["RANK"] == "1":
 """
 
 WITH_SERVICE = """
-    service = DistributedReadingService(100)
+    service = DistributedReadingService(1000)  # for which nobody waits
     if {workers}:
         service = SequentialReadingService(service, MultiProcessingReadingService({workers}))
     loader = DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service=service)
@@ -218,10 +218,9 @@ WITH_SERVICE = """
 
 def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
     with gloo_job(tmp_path, GOES.format(pipe=pipe.strip(), going=going)) as job:
-        error, seconds = job.outcome(0)
-        job.processes[1].wait(60)
+        error = job.outcome(0)[0]
+        job.processes[1].wait(120)
     assert isinstance(error, RuntimeError), error
-    assert seconds < 50, "nobody waited for a time-out"
     return error
 
 
@@ -238,9 +237,9 @@ def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
 @pytest.mark.parametrize(
     "pipe",
     [
-        "loader = DataLoader2(IterableWrapper(range(50)).fullsync(100))",
-        "loader = IterableWrapper(range(50)).fullsync(100)",
-        "loader = IterableWrapper(range(50)).fullsync(100).map(identity)",
+        "loader = DataLoader2(IterableWrapper(range(50)).fullsync(1000))",
+        "loader = IterableWrapper(range(50)).fullsync(1000)",
+        "loader = IterableWrapper(range(50)).fullsync(1000).map(identity)",
     ],
     ids=["no service", "no loader", "a pipe behind"],
 )
@@ -301,7 +300,7 @@ def _left_loop(group: Records) -> Any:
 
 def _last_vote(group: Records) -> int:
     """The vote of the rank when it has left; its thread votes in its own time."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while group.votes[-1] == 1 and time.monotonic() < until:
         time.sleep(0.001)
     return group.votes[-1]
@@ -342,7 +341,7 @@ def test_a_rank_tells_the_others_what_became_of_its_loop(goes: Callable[[Any], N
 
 def _ends(comes: threading.Event, error: Exception | None) -> Iterator[int]:
     yield from range(2)
-    comes.wait(20)
+    comes.wait(120)
     if error is not None:
         raise error
 

@@ -67,14 +67,14 @@ def test_a_thread_that_does_not_come_to_the_end_of_its_item_is_not_waited_for_fo
     def function(item):
         if item > 1:
             is_stuck.set()
-            goes_on.wait(60)
+            goes_on.wait(120)
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
     loader._ending.patience = 0.2  # usually 2 s
     iterator = iter(loader)
     next(iterator)
-    assert is_stuck.wait(30)
+    assert is_stuck.wait(120)
     began = time.monotonic()
     try:
         loader.shutdown()

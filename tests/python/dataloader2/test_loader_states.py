@@ -274,7 +274,7 @@ def held_once(item: int) -> int:
     if Held.begins.is_set():
         Held.begins.clear()
         Held.entered.set()
-        Held.go_on.wait(20)
+        Held.go_on.wait(120)
         Held.has_left.set()
     return item
 
@@ -294,7 +294,7 @@ def test_a_thread_that_still_reads_for_what_is_loaded_over_ends_before(service: 
     with loader() as second:
         Held.begins.set()
         iter(second)
-        assert Held.entered.wait(20)
+        assert Held.entered.wait(120)
         threading.Timer(0.1, Held.go_on.set).start()
         second.load_state_dict(state)
         assert Held.has_left.is_set()

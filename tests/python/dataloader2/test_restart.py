@@ -76,15 +76,33 @@ def by_worker(items):
     return {worker: [item for of, item in items if of == worker] for worker, _ in items}
 
 
-def test_out_of_order_each_worker_gives_its_items_in_their_order_whoever_is_killed():
+def out_of_order(dispatched):
+    """By worker, what it gives while processes are killed, and what it gives else."""
     options = {"in_order": False, "worker_init_fn": tag}
-    with restarting(pipeline(300), **options) as loader:
+    with restarting(pipeline(300, dispatched), **options) as loader:
         got = []
         for item in loader:
             got.append(item)
             if len(got) in (10, 41, 70, 95):
-                os.kill(pids_of(loader)[len(got) % 2], signal.SIGKILL)
-    assert by_worker(got) == by_worker(undisturbed(pipeline(300), **options)[0])
+                os.kill(pids_of(loader)[len(got) % (2 + dispatched)], signal.SIGKILL)
+    return by_worker(got), by_worker(undisturbed(pipeline(300, dispatched), **options)[0])
+
+
+def test_out_of_order_each_worker_gives_its_items_in_their_order_whoever_is_killed():
+    got, expected = out_of_order(dispatched=False)
+    assert got == expected
+
+
+def test_out_of_order_items_go_to_whoever_is_free_and_each_worker_draws_on_whoever_is_killed():
+    outcomes = [
+        {worker: dict(pair for batch in batches for pair in batch) for worker, batches in outcome.items()}
+        for outcome in out_of_order(dispatched=True)
+    ]
+    for outcome in outcomes:
+        assert sorted(number for share in outcome.values() for number in share) == list(range(300))
+    for worker in range(2):
+        fewer, more = sorted((set(outcome[worker].values()) for outcome in outcomes), key=len)
+        assert fewer <= more, "the worker has drawn other numbers"
 
 
 SPAWNED = [("spawn", False), *((method, True) for method in METHODS if method != "fork")]

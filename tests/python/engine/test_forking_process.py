@@ -133,6 +133,6 @@ def test_a_child_gets_more_descriptors_than_fit_into_a_message():
     assert [reader.recv() for reader, _ in pipes] == list(range(250))
     for reader, _ in pipes:
         reader.close()
-    assert process.wait(60)
+    assert process.wait(120)
     assert process.exitcode == 0
     process.close()

@@ -72,7 +72,7 @@ def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
     with started_children() as started:
         child = get_context("fork").Process(target=leave, args=(SHARED_MEMORY,))
         child.start()
-        child.join(60)
+        child.join(120)
     assert started == [child.pid]
     assert is_gone(child.pid)
     name = f"torch_{child.pid}_0"
@@ -92,7 +92,7 @@ def test_what_other_programs_have_there_is_not_ours():
     os.close(reading)
     try:
         name = launcher.stdout.readline().strip()
-        assert launcher.wait(60) == 0
+        assert launcher.wait(120) == 0
         assert (SHARED_MEMORY / name).exists()
         assert name not in shared_files()
     finally:

@@ -184,8 +184,8 @@ def test_when_main_is_killed_its_children_end(script, method):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 3
     process.kill()
-    process.communicate(timeout=10)
-    wait_for(lambda: all(map(is_gone, pids)), 5.0)
+    process.communicate(timeout=250)
+    wait_for(lambda: all(map(is_gone, pids)))
 
 
 @pytest.mark.parametrize("f", ["stuck", "nap"])
@@ -206,12 +206,10 @@ def test_ctrl_c_ends_a_waiting_main_and_leaves_no_noise(script, f):
     process.stdout.readline()
     time.sleep(0.5)  # not for a race: main is to be in its wait, and an early signal must work as well
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to main and to the workers
-    started = time.monotonic()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=250)
     assert "interrupted" in out
     assert err == ""
     assert process.returncode == 0
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
@@ -226,7 +224,7 @@ def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, e
         {ending}
         """
     )
-    out, err = (process := run_script(path)).communicate(timeout=30)
+    out, err = (process := run_script(path)).communicate(timeout=250)
     assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -278,11 +276,11 @@ def test_a_forked_child_that_inherits_the_loader_does_not_end_its_workers():
 
 
 def test_a_timeout_names_the_worker():
-    with (
-        loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(3)), timeout=0.5) as dl,
-        pytest.raises(TimeoutError, match="worker process 1 within 0.5 s"),
-    ):
-        list(dl)
+    with loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(3)), timeout=0.5) as dl:
+        iterator = iter(dl)
+        wait_for(lambda: [worker.items for worker in dl.stats().workers] == [5, 1])
+        with pytest.raises(TimeoutError, match="worker process 1 within 0.5 s"):
+            list(iterator)
 
 
 SMALL_SHM = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -382,26 +380,32 @@ def test_another_thread_may_shut_the_loader_down_while_main_waits():
     timer.join()
 
 
-def test_a_second_thread_cannot_read_at_the_same_time():
-    with loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(2, 2.0))) as dl:
+class WaitsFor:
+    """Holds the item back until there is a file."""
+
+    def __init__(self, at, path):
+        self.at, self.path = at, path
+
+    def __call__(self, x):
+        if x == self.at:
+            wait_for(self.path.exists)
+        return x
+
+
+def test_a_second_thread_cannot_read_at_the_same_time(tmp_path):
+    go_on = tmp_path / "go on"
+    with loader(IterableWrapper(range(10)).sharding_filter().map(WaitsFor(2, go_on))) as dl:
         iterator = iter(dl)
         assert [next(iterator), next(iterator)] == [0, 1]
-        reading = threading.Thread(target=lambda: received.append(next(iterator)))
         received = []
+        reading = threading.Thread(target=lambda: received.append(next(iterator)))
         reading.start()
-        errors = []
-
-        def second_reader_is_refused():
-            try:
-                received.append(next(iter(dl.reading_service._children.collector)))
-            except RuntimeError as error:
-                errors.append(str(error))
-            return errors
-
-        wait_for(lambda: second_reader_is_refused() or received, 5.0)
+        wait_for(lambda: dl.stats().main.waits_for == "worker process 0")
+        with pytest.raises(RuntimeError, match="one reader at a time"):
+            next(iter(dl.reading_service._children.collector))
+        go_on.touch()
         reading.join()
         assert received == [2]
-        assert "one reader at a time" in errors[0]
 
 
 @pytest.mark.parametrize("method", METHODS)

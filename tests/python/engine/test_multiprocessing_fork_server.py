@@ -74,7 +74,7 @@ def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_repl
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         reader = threading.Thread(target=lambda: got.extend(dl))
         reader.start()
-        assert asked.wait(60)
+        assert asked.wait(120)
         os.kill(stopped, signal.SIGKILL)
         reader.join()
         assert sorted(got) == list(range(9))

@@ -23,7 +23,7 @@ from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
-TRIES = {"fork": 12, "forkserver": 12, "spawn": 6}
+TRIES = {"fork": 8, "forkserver": 8, "spawn": 4}
 
 SCRIPT = """
 import gc, json, os, sys, time
@@ -149,7 +149,7 @@ def press_at_random(script, phase, method, tries, seed=0):
             seconds.append(time.monotonic() - pressed)
             assert json.loads(line) == {"interrupts": 1, "left": 0}, (line, noise)
         assert terminal.line() == "end"
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(120) == 0
         deadline = time.monotonic() + 30
         while terminal.processes():  # the resource tracker and the fork server end after main
             assert time.monotonic() < deadline, "a process was left behind"
@@ -191,7 +191,7 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
         terminal.press_ctrl_c()
         assert json.loads(terminal.line()) == {"interrupts": 1, "left": 0}
         assert terminal.line() == "end"
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(120) == 0
 
 
 class Handler:
@@ -242,7 +242,7 @@ def test_a_child_whose_number_main_never_learns_takes_nothing_from_the_one_in_it
     (tmp_path / "late_server.py").write_text(LATE_SERVER)
     (tmp_path / "program.py").write_text(SIGNALLED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=250)
     assert (done.stdout.strip(), done.stderr) == (str(list(range(10))), "")
     unknown = int((tmp_path / "late_server.py.number").read_text())
     wait_for(lambda: is_gone(unknown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -13,6 +14,7 @@ import time
 
 import pytest
 
+from fresh_processes import run_program, with_torch
 from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
@@ -88,6 +90,13 @@ for thread in threads:
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_that_have_imported_torch():
+    """Starts what forks them before `nothing_is_left` looks: it stays for all tests."""
+    if importlib.util.find_spec("torch") is not None:
+        with_torch()
+
+
 @pytest.fixture
 def unread():
     """A pipe that is read, and nobody looks."""
@@ -99,19 +108,23 @@ def unread():
     ("busy", "threads"),
     [*itertools.product(["torch_numbers", "many_small_torch_numbers", "numpy_numbers", "output"], [1, 3])],
 )
-def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread):
-    run_busy(busy, "of_a_loader", unread, threads, times=5)
+def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread, tmp_path):
+    run_busy(busy, "of_a_loader", unread, threads, 5, tmp_path / "program.py")
 
 
 @pytest.mark.parametrize("started", ["of_replaced_workers", "of_a_stateful_loader", "of_a_node"])
-def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread):
-    run_busy("torch_numbers", started, unread, threads=2, times=2)
+def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread, tmp_path):
+    run_busy("torch_numbers", started, unread, 2, 2, tmp_path / "program.py")
 
 
-def run_busy(busy, started, output, threads, times):
-    if "torch" in busy or "stateful" in started:
-        pytest.importorskip("torch", reason="its generator is what is drawn from")
-    run_apart(BUSY.format(busy=busy, started=started, threads=threads, times=times), output)
+def run_busy(busy, started, output, threads, times, path):
+    script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
+    if "torch" not in busy:
+        return run_apart(script, output)
+    pytest.importorskip("torch", reason="its generator is what is drawn from")
+    path.write_text(script)
+    run = run_program(path, ignored="Warning")
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def run_apart(script, output):
@@ -186,7 +199,7 @@ def lock(monkeypatch, tmp_path):
         monkeypatch.setattr(fork, "_BEGUN", len(fork.LOCKS) + 1)
         return lambda: marks.stat().st_size
 
-    monkeypatch.setattr(fork, "LIMITS", (1.0,) * 4)
+    monkeypatch.setattr(fork, "LIMITS", (1.0, 1.0, 60.0, 60.0))  # a busy machine keeps who is free waiting, too
     return add
 
 
@@ -203,16 +216,18 @@ def test_a_child_that_finds_a_lock_held_is_forked_again(lock, reaped):
     assert forked() == 3
 
 
-def test_one_of_several_children_is_forked_again_alone(lock):
+def test_one_of_several_children_is_forked_again_alone(lock, monkeypatch):
     forked = lock(lambda number: hang() if number == 2 else None)
+    monkeypatch.setattr(fork, "LIMITS", (3.0, 60.0))
     served = loader(IterableWrapper(range(20)).sharding_filter(), 3)
     assert sorted(served) == list(range(20))
     served.shutdown()
     assert forked() == 4
 
 
-def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock):
+def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock, monkeypatch):
     forked = lock(lambda _: hang())
+    monkeypatch.setattr(fork, "LIMITS", (0.5,) * 4)
     with pytest.raises(
         OSError, match=re.escape("worker process 0 could not be started: whenever it was forked")
     ) as error:
@@ -225,8 +240,8 @@ def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock):
 
 def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
     lock(lambda _: hang())
-    monkeypatch.setattr(fork, "LIMITS", (60.0,))
-    monkeypatch.setattr(fork, "PATIENCE", 60.0)
+    monkeypatch.setattr(fork, "LIMITS", (1000.0,))
+    monkeypatch.setattr(fork, "PATIENCE", 1000.0)
 
     def press():
         wait_for(lambda: len(children()) >= 1)
@@ -235,12 +250,10 @@ def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
 
     served = loader(IterableWrapper(range(20)).sharding_filter(), 2)
     pressing = threading.Thread(target=press)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         pressing.start()
         iter(served)
     pressing.join()
-    assert time.monotonic() - began < 30
 
 
 def test_one_that_dies_before_it_has_begun_is_a_death_like_any(lock):
@@ -253,7 +266,7 @@ def test_one_that_dies_before_it_has_begun_is_a_death_like_any(lock):
 def test_main_does_not_wait_for_ever_for_one_that_is_stopped(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
     monkeypatch.setattr(fork, "PATIENCE", 0.2)
-    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)
+    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # nothing comes at all
     with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
         list(served)
     served.shutdown()

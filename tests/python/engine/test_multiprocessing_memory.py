@@ -89,7 +89,7 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
         del array
         if ended:
             assert [int(array[0]) for array in iterator] == list(range(1, 8))
-        wait_for(lambda: resident() < 8 << 20, 30.0)
+        wait_for(lambda: resident() < 8 << 20)
         if not ended:
             assert int(next(iterator)[0]) == 1
 
@@ -115,12 +115,12 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         for _ in range(5):
             arrays = next(iterator)
             time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
-            before = switches(pid)
+            before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            counts.append(switches(pid) - before)
-        # The ends of its slices are left: ten a second.
+            # The ends of its slices are left: ten a second.
+            counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 
 
@@ -146,7 +146,7 @@ def scribble(link, generator):
     word(generator.choice(places)).value = generator.getrandbits(64)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
     generator = random.Random(seed)
     expected = list(range(3000))
@@ -304,7 +304,7 @@ SHORT_OF_MEMORY = """
     from torchdata.datapipes.iter import IterableWrapper
 
     def text(n):
-        return chr(97 + n) * (200 << 20)
+        return chr(97 + n) * (100 << 20)
 
     def limit(more):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -314,7 +314,7 @@ SHORT_OF_MEMORY = """
     loader = DataLoader2(IterableWrapper(range(3)).map(text), reading_service=service)
     items = iter(loader)
     assert next(items) == text(0)
-    limit(150 << 20)
+    limit(75 << 20)
     try:
         next(items)
     except MemoryError as error:
@@ -333,7 +333,7 @@ def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -131,7 +131,10 @@ def test_a_worker_all_of_whose_items_are_dropped_keeps_nobody_waiting():
 def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
     with loader(dispatched(range(100)).header(5), in_order=in_order) as dl:
         for _ in range(3):
-            assert sorted(dl) == list(range(10))
+            items = list(dl)
+            assert len(set(items)) == len(items) == 10
+            if in_order:  # else whoever is free has them
+                assert items == list(range(10))
 
 
 class EndsAtOnce(IterDataPipe):
@@ -304,9 +307,12 @@ def test_what_reads_ahead_in_main_takes_nothing_of_the_epoch_after_a_break(windo
 
 def test_an_epoch_cannot_begin_within_the_wait_for_an_item_and_the_loop_goes_on():
     errors = []
-    with loader(Paced(4, 0.3).sharding_filter()) as dl:
+    with loader(Paced(4, 0.6).sharding_filter()) as dl:
 
         def begin(_signal, _frame):
+            if dl.stats().main.waits_for is None:  # it came early
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                return
             try:
                 iter(dl)
             except RuntimeError as error:

@@ -138,7 +138,7 @@ def test_main_alone_handles_what_is_sent_to_the_group_and_workers_go_on_until_it
     said(main, "waiting")
     os.killpg(main.pid, signal.SIGTERM)
     assert json.loads(main.stdout.readline()) == {"handled": signal.SIGTERM, "process": main.pid}
-    assert main.wait(30) == 5
+    assert main.wait(120) == 5
     wait_for(lambda: all(map(is_gone, workers)))
 
 
@@ -146,7 +146,7 @@ def test_main_without_a_handler_ends_by_sigterm_and_its_workers_with_it(program)
     main = program("fork", [])
     workers = said(main, "workers")[0]["workers"]
     os.killpg(main.pid, signal.SIGTERM)
-    assert main.wait(30) == -signal.SIGTERM
+    assert main.wait(120) == -signal.SIGTERM
     wait_for(lambda: all(map(is_gone, workers)))
 
 
@@ -159,7 +159,7 @@ def how_it_takes_signals(_):
     # A program that a worker starts can be ended as anywhere else.
     with subprocess.Popen(["sleep", "1000"]) as program:
         program.terminate()
-        ended = program.wait(30)
+        ended = program.wait(120)
     return (
         {getattr(handler, "__name__", handler) for handler in handlers.values()},
         sorted(blocked),

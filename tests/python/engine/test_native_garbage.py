@@ -333,6 +333,6 @@ def test_a_collector_that_somebody_reads_is_left_alone():
     for _ in range(50):
         gc.collect()
     collector.stop()
-    reading.join(10)
+    reading.join(120)
     assert not reading.is_alive()
     assert exited == []

@@ -84,7 +84,7 @@ PROGRAM = """
                 attempt(method, graph, room)
                 sys.exit()
             os.wait()
-            until = time.monotonic() + 30
+            until = time.monotonic() + 120
             # What lost its parent and has ended stays until the system's first process has looked.
             while left := [pid for pid, (state, _) in mine().items() if pid != os.getpid() and state not in "ZX"]:
                 assert time.monotonic() < until, f"left behind: {left}"
@@ -159,7 +159,7 @@ def test_who_could_not_be_started_is_named_with_the_limit_and_the_next_loader_wo
         else:
             assert attempt["complete"]
         assert attempt["again"]
-        assert attempt["seconds"] < 20  # a deadline for hanging, not a measurement
+        assert attempt["seconds"] < 100  # a deadline for hanging, not a measurement
     if 0 in rooms:
         assert "error" in attempts[0]
     assert "Exception ignored" not in printed

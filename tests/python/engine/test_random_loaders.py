@@ -14,7 +14,7 @@ from watchdog import run_module
 
 #: Which seeds each start method runs; others than `python -m random_loaders` takes by itself.
 SEEDS = {
-    method: range(first, first + (6 if method == "fork" else 3))
+    method: range(first, first + (4 if method == "fork" else 2))
     for method, first in zip(METHODS, (10_000, 20_000, 30_000), strict=True)
 }
 
@@ -23,7 +23,7 @@ SEEDS = {
 def test_every_epoch_of_random_loaders_is_what_the_model_says(method):
     try_seeds(
         SEEDS[method],
-        run=lambda seed: run_seed(seed, [method], limit=40),
+        run=lambda seed: run_seed(seed, [method], limit=120),
         wrong=lambda ran: not ran.ok and ran.why,
         report=lambda seed, ran: report(seed, method, ran, lines=100),
     )

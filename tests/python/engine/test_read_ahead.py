@@ -220,7 +220,7 @@ class Gate:
     def __call__(self, number: int) -> int:
         if number == self.closed_at:
             self.arrived.set()
-            assert self.opened.wait(60)
+            assert self.opened.wait(120)
         return number
 
 
@@ -252,7 +252,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     gate = Gate(closed_at=3)
     reading = begun(way, 9, gate, monkeypatch)
     found = [next(reading) for _ in range(3)]
-    assert gate.arrived.wait(60)
+    assert gate.arrived.wait(120)
     with pytest.raises(KeyboardInterrupt), pressed(0.1, 0, lambda frame: True):
         while True:
             found.append(next(reading))
@@ -289,7 +289,7 @@ def test_a_call_that_blocks_holds_up_neither_dropping_nor_the_garbage(
     gate = Gate(closed_at=1)
     reading = begun(way, 9, gate, monkeypatch)
     next(reading)
-    assert gate.arrived.wait(60)
+    assert gate.arrived.wait(120)
     at_work = threads()
     assert at_work
     del reading
@@ -343,7 +343,7 @@ with pytest.MonkeyPatch.context() as patch:
         reached = threading.Event()
         readings.append(suite.begun(suite.WAYS[name], 9, stuck_after(reached), patch))
         next(readings[-1])
-        assert reached.wait(60), name
+        assert reached.wait(120), name
 print("ends", flush=True)
 """
 

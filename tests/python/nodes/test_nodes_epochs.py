@@ -280,7 +280,7 @@ def test_an_epoch_whose_first_item_is_still_under_way_out_of_order_counts_as_beg
 
     def first_waits(item: Any) -> Any:
         if item == (0, 0):
-            assert opened.wait(30)
+            assert opened.wait(120)
         return item
 
     loader = Loader(ParallelMapper(SamplerWrapper(Epochs(4)), first_waits, 2, in_order=False))

@@ -6,10 +6,9 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: E402, F401 - a fixture for all tests here
+from rank_forkserver import ForkedProgram  # noqa: E402
 from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher  # noqa: E402
 
@@ -229,29 +229,40 @@ def slow(number):
 if __name__ == "__main__":
     node = ParallelMapper(IterableWrapper(range(1000)), slow, 2, method="process", multiprocessing_context="fork")
     iterator = iter(Loader(node))
-    print(*{next(iterator) for _ in range(10)}, flush=True)
+    with open(sys.argv[1] + ".part", "w") as file:
+        print(*{next(iterator) for _ in range(10)}, file=file)
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
     BODY
 """
 
 
 @pytest.mark.parametrize("body", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "list(iterator)"])
-def test_the_processes_end_with_the_program_whatever_ends_that(body: str) -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.replace("BODY", body)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    pids = [int(pid) for pid in program.stdout.readline().split()]
-    assert pids
-    if body == "list(iterator)":
-        time.sleep(0.2)
-        program.send_signal(signal.SIGINT)
-    _, err = program.communicate(timeout=250)
-    if body == "list(iterator)":
-        assert err.rstrip().endswith("KeyboardInterrupt")
-    else:
-        assert err == ""
-    for pid in pids:
-        wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
+def test_the_processes_end_with_the_program_whatever_ends_that(body: str, tmp_path: Path) -> None:
+    path, told = tmp_path / "program.py", tmp_path / "pids"
+    path.write_text(PROGRAM.replace("BODY", body))
+    program = ForkedProgram([str(path), str(told)], dict(os.environ))
+    try:
+        wait_for(told.exists)
+        pids = [int(pid) for pid in told.read_text().split()]
+        assert pids
+        if body == "list(iterator)":
+            program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=250)
+        if body == "list(iterator)":
+            assert output.rstrip().endswith("KeyboardInterrupt")
+        else:
+            assert output == ""
+        for pid in pids:
+            wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))
+    finally:
+        program.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_that_have_imported_torch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Starts what forks them before `nothing_is_left` looks: it stays for all tests."""
+    path = tmp_path_factory.mktemp("programs") / "nothing.py"
+    path.touch()
+    program = ForkedProgram([str(path)], dict(os.environ))
+    program.wait(120)
+    program.end()

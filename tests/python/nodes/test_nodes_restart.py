@@ -171,7 +171,7 @@ def test_however_a_process_hangs_nothing_is_lost_also_behind_a_state(way: str, t
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
 def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_come() -> None:
-    node = mapper(hang_at_three, workers=1, timeout=0.2, on_timeout="restart")
+    node = mapper(hang_at_three, workers=1, timeout=0.6, on_timeout="restart")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
     with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
@@ -182,10 +182,10 @@ def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_co
 
 
 def test_without_it_no_result_in_time_is_an_error() -> None:
-    node = mapper(hang_at_three, workers=1, timeout=0.4, on_worker_exit="error")
+    node = mapper(hang_at_three, workers=1, timeout=1.5, on_worker_exit="error")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 0.4 s"):
+    with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 1.5 s"):
         next(iterator)
     node.shutdown()
     with pytest.raises(ValueError, match="ParallelMapper: on_timeout='restart' needs a timeout"):

@@ -393,13 +393,13 @@ def being_made(folder: Path) -> Iterator[None]:
 
     def make(path: str) -> tuple[str, bytes]:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(120)
         return path, b""
 
     thread = threading.Thread(target=lambda: list(cached(folder, "a", make)))
     thread.start()
     try:
-        assert begun.wait(60)
+        assert begun.wait(120)
         yield
     finally:
         go_on.set()

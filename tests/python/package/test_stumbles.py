@@ -34,7 +34,7 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(program))
     return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=100, env=os.environ, check=False
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=250, env=os.environ, check=False
     )
 
 
@@ -246,7 +246,7 @@ def test_collate_to_torch_loads_it() -> None:
         "print(*(type(b).__name__ for to in (None, 'torch', 'numpy') for b in "
         "IterableWrapper([1]).batch(1).collate(to=to)))\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
     assert found.stdout == "ndarray Tensor ndarray\n"
 
 

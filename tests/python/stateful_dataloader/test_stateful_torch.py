@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import random
 import threading
 import time
@@ -281,17 +282,21 @@ def test_batches_are_read_at_once_where_the_dataset_can() -> None:
 
 
 def test_out_of_order_a_slow_batch_holds_up_none_of_another_worker() -> None:
+    has_come = multiprocessing.Event()
+
     class Slow(Dataset[int]):
         def __len__(self) -> int:
             return 8
 
         def __getitem__(self, index: int) -> int:
             if index == 0:
-                time.sleep(0.5)
+                has_come.wait(120)
             return index
 
-    loader = StatefulDataLoader(Slow(), batch_size=None, num_workers=2, in_order=False)
-    found = list(loader)
+    iterator = iter(StatefulDataLoader(Slow(), batch_size=None, num_workers=2, in_order=False))
+    found = [next(iterator)]
+    has_come.set()
+    found.extend(iterator)
     assert sorted(found) == [*range(8)]
     assert found[0] != 0
 

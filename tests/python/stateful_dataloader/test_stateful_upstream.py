@@ -24,7 +24,9 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    return [one for one in saved if one["case"][2] == workers]
+    """Those of so many workers; where processes are started, of two of four positions in turn."""
+    found = [one for one in saved if one["case"][2] == workers]
+    return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 
 
 def rest_of(one: dict[str, Any], workers: int) -> list[Any]:
@@ -41,7 +43,7 @@ def test_the_rest_of_the_epoch_comes_that_upstream_would_have_given(saved: list[
         if one["rest"]:
             assert rest_of(one, workers) == one["rest"], one["case"]
             tried += 1
-    assert tried > 50
+    assert tried > (25 if workers else 50)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -60,7 +62,7 @@ def test_a_map_style_state_of_two_workers_loads_with_any_number(saved: list[dict
     tried = [one for one in cases(saved, 2) if one["case"][0] == "Numbers" and one["rest"]]
     for one in tried:
         assert rest_of(one, workers) == one["rest"], one["case"]
-    assert len(tried) > 20
+    assert len(tried) > 10
 
 
 def test_what_upstream_left_out_is_said(saved: list[dict[str, Any]]) -> None:

@@ -68,7 +68,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
             break
         written += data
     os.close(main)
-    assert process.wait(60) == 0, written.decode()
+    assert process.wait(120) == 0, written.decode()
     return written.decode()
 
 

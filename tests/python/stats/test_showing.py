@@ -307,7 +307,7 @@ def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None
     page.write_text(f"<meta charset=utf-8><body>{''.join(parts)}<script>{script}</script></body>")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", page.as_uri()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250)
     seen = re.search(r'data-seen="([^"]*)"', run.stdout)
     assert seen is not None, run.stderr[-2000:]
     assert seen[1].split() == ["true+true+true+true"] * 3 + ["cells+true"]

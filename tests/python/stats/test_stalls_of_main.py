@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,23 @@ def hang_until_told_twice(item: int) -> int:
     return item
 
 
+def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
+    """A function that hangs at the third or the fourth item until something has been told."""
+
+    def hang(item: int) -> int:
+        if item in (2, 3):
+            wait_for(condition)
+        return item
+
+    return hang
+
+
+def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
+    """Whether a warning has all the words in those of its stacks, and not the other ones."""
+    texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
+    return any(all(word in text for word in words) and without not in text for text in texts)
+
+
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
     global told
@@ -83,16 +100,11 @@ def test_an_item_that_main_itself_makes_too_slowly_is_told_with_its_stack_again_
     wait_for(lambda: watching_threads() == 0)
 
 
-def hang(item: int) -> int:
-    time.sleep(0.5 if item in (2, 3) else 0)
-    return item
-
-
 def test_the_thread_of_a_pipe_that_main_waits_for_is_shown() -> None:
+    hang = hang_until(lambda: is_told("in hang", of=slice(1, None)))
     pipe = IterableWrapper(range(4)).map(hang).prefetch(1)
-    with DataLoader2(pipe, stall_warning=0.1) as loader, recorded() as warned:
+    with DataLoader2(pipe, stall_warning=0.1) as loader, recorded():
         assert list(loader) == [0, 1, 2, 3]
-    assert any("Thread " in str(one.message) and "in hang" in str(one.message) for one in warned)
 
 
 def held_by_a_debugger(item: int) -> int:
@@ -134,34 +146,53 @@ def test_a_long_step_and_a_pause_are_not_told() -> None:
 
 
 def test_a_debugger_is_not_told() -> None:
-    with recorded() as warned:
-        with DataLoader2(IterableWrapper(range(1)).map(held_by_a_debugger), stall_warning=0.05) as loader:
+    for _ in range(20):
+        pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
+        with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        with DataLoader2(IterableWrapper(range(3)).map(hang), stall_warning=None) as loader:
-            assert list(loader) == [0, 1, 2]
+        if not warned:  # else the machine stood still before the debugger came or after it had gone
+            return
+    raise AssertionError("each time it was told")
+
+
+def test_nothing_is_told_where_nobody_wants_it() -> None:
+    with recorded() as warned, DataLoader2(IterableWrapper(range(1)).map(naps), stall_warning=None) as loader:
+        assert list(loader) == [0]
+        assert watching_threads() == 0
     assert not warned
 
 
-def test_main_that_waits_for_a_worker_is_told_once_by_who_waits() -> None:
-    pipe = IterableWrapper(range(4)).sharding_filter().map(hang)
+def naps(item: int) -> int:
+    time.sleep(0.2)
+    return item
+
+
+def test_main_that_waits_for_a_worker_is_told_once_by_who_waits(tmp_path: Path) -> None:
+    there = tmp_path / "told"
+    pipe = IterableWrapper(range(4)).sharding_filter().map(hang_until(there.exists))
     service = MultiProcessingReadingService(1, "fork")
     with DataLoader2(pipe, reading_service=service, stall_warning=0.2) as loader, recorded() as warned:
-        assert list(loader) == [0, 1, 2, 3]
+        tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        tells.start()  # behind the fork
+        assert list(iterator) == [1, 2, 3]
+        tells.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)
-    assert warned
 
 
 @pytest.mark.usefixtures("a_loader_in_main")
 def test_a_rank_that_waits_for_another_one_is_told_where_it_waits() -> None:
+    hang = hang_until(lambda: is_told("synchronizing.py", of=slice(1)))
+
     def read(group: ThreadGroup) -> list[int]:
         pipe = IterableWrapper(range(8)).sharding_filter().map(hang if group.rank else abs)
         service = DistributedReadingService(30, process_group=group)
         with DataLoader2(pipe, reading_service=service, stall_warning=0.1) as loader:
             return list(loader)
 
-    with recorded() as warned:
+    with recorded():
         assert in_ranks(2, read) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert any("synchronizing.py" in str(one.message).partition("\nThread ")[0] for one in warned)
 
 
 def test_a_fork_finds_no_thread_and_the_next_item_begins_it_again() -> None:
@@ -247,39 +278,45 @@ def test_a_loader_that_is_dropped_while_it_is_watched_leaves_nothing() -> None:
 
 @pytest.mark.usefixtures("a_loader_in_main")
 def test_two_loaders_in_two_threads_are_told_apart() -> None:
-    with recorded() as warned:
+    with recorded():
 
-        def read(name: str) -> None:
+        def read(name: str, other: str) -> None:
             def slow(item: int) -> int:
-                time.sleep(0.4)
+                wait_for(lambda: is_told(f"in {name}", without=f"in {other}", of=slice(1)))
                 return item
 
             slow.__code__ = slow.__code__.replace(co_name=name)
             with DataLoader2(IterableWrapper(range(1)).map(slow), stall_warning=0.1) as loader:
                 assert list(loader) == [0]
 
-        threads = [threading.Thread(target=read, args=(name,)) for name in ("slow_one", "slow_two")]
+        names = ["slow_one", "slow_two"]
+        threads = [threading.Thread(target=read, args=pair) for pair in (names, names[::-1])]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    texts = [str(one.message) for one in warned]
-    for name, other in (("slow_one", "slow_two"), ("slow_two", "slow_one")):
-        assert any(f"in {name}" in text and f"in {other}" not in text.partition("\nThread ")[0] for text in texts)
 
 
 PROGRAM = """
-import sys, threading, time
+import sys, threading, time, warnings
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 
 def hang(item):
-    time.sleep(60)
+    time.sleep(1000)
 
+told, show = threading.Event(), warnings.showwarning
+
+def tell(message, *where):
+    show(message, *where)
+    if "in hang" in str(message):
+        told.set()
+
+warnings.showwarning = tell
 loader = DataLoader2(IterableWrapper(range(3)).map(hang), stall_warning=0.1)
 if sys.argv[1] == "daemon":
     threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
-    time.sleep(0.5)
+    told.wait()
 else:
     next(iter(loader))
 """

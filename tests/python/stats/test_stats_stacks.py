@@ -260,7 +260,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
         time.sleep(rng.random() * 0.005)
     over.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     load()  # whichever thread was the last: the main one gives the memory back
     assert failures == []
 

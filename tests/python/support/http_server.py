@@ -245,7 +245,7 @@ def running(folder: Path) -> Iterator[Server]:
             yield Server(folder, int(process.stdout.readline()))
         finally:
             process.stdin.close()
-            process.wait(20)
+            process.wait(120)
 
 
 def main(folder: str) -> None:

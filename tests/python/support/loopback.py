@@ -34,7 +34,7 @@ class Loopback:
         thread = threading.Thread(target=pump, daemon=True)
         thread.start()
         yield from self.collector
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive(), "the pump did not end"
         if failures:
             raise failures[0]

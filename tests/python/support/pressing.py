@@ -43,7 +43,7 @@ class Presser:
         """Ends it; what it has pressed by then has come. Ctrl-C is to be ignored here."""
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
-        self._process.wait(30)
+        self._process.wait(120)
         self._process.stdin.close()  # type: ignore[union-attr]
 
 

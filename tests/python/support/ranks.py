@@ -32,9 +32,9 @@ from torchdata.datapipes.iter import FullSync, IterableWrapper, IterDataPipe
 def join_gloo():
     import torch.distributed as dist
     store = dist.TCPStore(os.environ["STORE_HOST"], int(os.environ["STORE_PORT"]), is_master=False,
-                          timeout=timedelta(seconds=30))
+                          timeout=timedelta(seconds=120))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
     return rank
 
 def join_mpi():
@@ -123,7 +123,7 @@ def gloo_job(
         0,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=120),
     )
     script = _write(tmp_path, body, "gloo")
     processes: list[subprocess.Popen[str] | ForkedProgram] = []
@@ -155,7 +155,7 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
         yield Job(tmp_path, processes, ranks)
         if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
             with suppress(subprocess.TimeoutExpired):
-                processes[0].wait(20)  # ranks take leave of each other in MPI_Finalize
+                processes[0].wait(120)  # ranks take leave of each other in MPI_Finalize
     finally:
         _end(processes)
         held = set().union(*map(held_files, filter(str.isdigit, os.listdir("/proc"))))  # also by other tests' ranks

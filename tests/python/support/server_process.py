@@ -23,6 +23,6 @@ def server_process(*arguments: str, told: str = "") -> Iterator[str]:
         finally:
             process.stdin.close()
             try:
-                process.wait(10)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()

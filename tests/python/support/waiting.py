@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Waits until the condition is true; fails where it is not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -18,7 +18,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.002)
 
 
-def check_in_forked_child(check: Callable[[], object], seconds: float = 20.0) -> None:
+def check_in_forked_child(check: Callable[[], object], seconds: float = 120.0) -> None:
     """Calls a function in a forked child; fails where it raises there, or does not return in time."""
     child = os.fork()
     if child == 0:

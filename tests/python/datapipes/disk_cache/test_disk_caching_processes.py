@@ -42,7 +42,7 @@ def start():
     for process in processes:
         if process.is_alive():
             process.kill()
-        process.join(30)
+        process.join(120)
         process.close()
 
 
@@ -53,7 +53,7 @@ def either_locks(request, monkeypatch):
 
 
 def finished(process):
-    process.join(60)
+    process.join(120)
     return process.exitcode
 
 
@@ -309,7 +309,7 @@ def resting_after_one(folder, results, build):
     """Takes one path of a pipeline, and the others when it is told to."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
-    wait_for(lambda: results.has("go on"), 60)
+    wait_for(lambda: results.has("go on"))
     results.note("rest", names(paths))
 
 
@@ -398,7 +398,7 @@ def test_processes_that_hold_what_the_other_waits_for_both_end(folder, results, 
         paths = iter(pipe)
         first = next(paths, None)
         results.note(f"begun {number}")
-        wait_for(lambda: results.has(f"begun {1 - number}"), 60)
+        wait_for(lambda: results.has(f"begun {1 - number}"))
         results.note(f"{number}", names([first, *paths]))
 
     both = [start(run, 0, "abcdefgh"), start(run, 1, "hgfedcba")]

@@ -55,7 +55,7 @@ def test_threads_that_want_the_same_files_make_each_once(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert results == [wanted] * 4
     assert sorted(maker.made) == sorted(wanted)
 

@@ -164,7 +164,7 @@ def stalling():
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(120)
     for connection in taken:
         connection.close()
 

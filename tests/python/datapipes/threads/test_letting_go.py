@@ -71,7 +71,7 @@ def test_ranks_that_are_waited_for_hold_up_nobody_who_looks() -> None:
         def all_reduce_min(self, value: int) -> int:
             if value < 1:
                 asked.set()
-                answer.wait(30)
+                answer.wait(120)
             return value
 
     slow = SlowToEnd(IterableWrapper(range(100)))
@@ -81,6 +81,6 @@ def test_ranks_that_are_waited_for_hold_up_nobody_who_looks() -> None:
     pipe.leave(for_good=False)
     stop_reading(pipe)
     assert slow.running == 0
-    assert asked.wait(30)
+    assert asked.wait(120)
     answer.set()
     pipe.shutdown()

@@ -68,7 +68,7 @@ class Gate:
     def __call__(self, item: Any) -> Any:
         if item in self.closed_for:
             self.entered.set()
-            assert self.opened.wait(30)
+            assert self.opened.wait(120)
         return item
 
 
@@ -83,7 +83,7 @@ def test_results_come_in_the_sources_order_whichever_call_ends_first() -> None:
 
     def function(item: int) -> int:
         if item == 0:
-            assert later_done.wait(20)
+            assert later_done.wait(120)
         if item == 5:
             later_done.set()
         return item
@@ -188,7 +188,7 @@ def test_a_call_that_blocks_holds_up_neither_dropping_nor_a_new_iteration() -> N
     pipe = IterableWrapper(range(4)).threadpool_map(gate)
     iterator = iter(pipe)
     assert next(iterator) == 0
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(120)
     del iterator
     wait_for(lambda: len(pool_threads()) == 1)
     gate.closed_for = ()
@@ -268,7 +268,7 @@ def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_ot
         item.append(-1)
         if item[0] == 1:
             entered.set()
-            assert opened.wait(20)
+            assert opened.wait(120)
         item.append(item[0])
         return item
 
@@ -276,7 +276,7 @@ def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_ot
     pipe = source.threadpool_map(append, scheduled_tasks=4, max_workers=1)
     iterator = iter(pipe)
     assert next(iterator) == [0, -1, 0]
-    assert entered.wait(20)
+    assert entered.wait(120)
     threading.Timer(0.05, opened.set).start()
     state = save_state(pipe)
     kinds = [kind for kind, _ in pipe.state_dict()["tasks"]]
@@ -296,7 +296,7 @@ def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
     pipe = IterableWrapper(range(4)).threadpool_map(gate, max_workers=2)
     iterator = iter(pipe)
     assert next(iterator) == 0
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(120)
     state = pickle.loads(pickle.dumps(save_state(pipe)))
     gate.opened.set()
     assert list(iterator) == [1, 2, 3]
@@ -313,7 +313,7 @@ def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_goes_on(
     pipe = IterableWrapper([(0,), (1,), (2,)]).threadpool_map(gate, max_workers=1)
     iterator = iter(pipe)
     assert next(iterator) == (0,)
-    assert gate.entered.wait(20)
+    assert gate.entered.wait(120)
     monkeypatch.setattr(ThreadPoolMapper, "patience", 0.05)
     with pytest.raises(TimeoutError, match="patience"):
         save_state(pipe)
