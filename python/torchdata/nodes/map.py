@@ -122,27 +122,32 @@ class _ThreadMapper(ThreadedNode[T]):
         options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
         if self.method == "thread":
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
-        if self._workers is None or not self._workers.serve_on:
+        workers = self._workers  # which another thread may take away at any time: see `reset`
+        if workers is None or not workers.serve_on:
             self._end_workers()
             context = self.multiprocessing_context
-            self._workers = Workers(self.map_fn, self.num_workers, context, self.survived, self.timeout)
+            workers = self._workers = Workers(self.map_fn, self.num_workers, context, self.survived, self.timeout)
         if self.max_concurrent is None:
             options["grows_to"] = _FOR_EACH * self.num_workers
-        run = self._begin_with([], state, several=self._workers.functions, **options)
-        self._workers.serve(run.queue)
+        run = self._begin_with([], state, several=workers.functions, **options)
+        workers.serve(run.queue)
         return run
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if self.method == "process" and self._workers is None:
+            self._close_run()  # another thread has shut them down since they were there
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
 
     def shutdown(self) -> None:
-        if self._run is not None:
-            self._run.close()
         self._end_workers()  # which also ends the calls in them
         super().shutdown()
 
     def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None
+        workers, self._workers = self._workers, None  # before the run is looked for, as `reset` does it the other way
+        self._close_run()
         if workers is not None:
             workers.shutdown()
 

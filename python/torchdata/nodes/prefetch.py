@@ -76,11 +76,17 @@ class ThreadedNode(BaseNode[T]):
 
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Waits for calls of users' functions that are under way, for some seconds at most."""
-        if self._run is not None:
-            self._run.close()
+        run = self._close_run()
         super().shutdown()
-        if self._run is not None:
-            self._run.join(_SECONDS)
+        if run is not None:
+            run.join(_SECONDS)
+
+    def _close_run(self) -> ReadSource | None:
+        """Lets the threads of the run end, if there is one; another thread may be about to begin the next."""
+        run = self._run
+        if run is not None:
+            run.close()
+        return run
 
 
 #: How long `shutdown` waits for threads, which end after the call that they are in.

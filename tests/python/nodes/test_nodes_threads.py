@@ -348,6 +348,34 @@ def test_a_shutdown_is_no_end_for_who_has_not_got_all_that_was_read_ahead(method
         next(iterator)
 
 
+class Acts(IterableWrapper[int]):
+    """Has another thread do something whenever it is reset."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.act: Callable[[], object] = lambda: None
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        thread = threading.Thread(target=self.act, daemon=True)
+        thread.start()
+        thread.join(30)
+
+
+def test_processes_that_are_shut_down_while_an_epoch_begins_shut_that_down() -> None:
+    source = Acts(6)
+    loader = Loader(ParallelMapper(source, abs, 2, method="process", multiprocessing_context="fork"))
+    assert list(loader) == list(range(6))
+    source.act = loader.shutdown
+    iterator = iter(loader)
+    for _ in range(8):
+        with pytest.raises(RuntimeError, match="was shut down: reset it"):
+            next(iterator)
+    source.act = lambda: None
+    assert list(loader) == list(range(6))
+    loader.shutdown()
+
+
 def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
     source = Gate(closed_at=0)
     node = Prefetcher(source, 2)
