@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import random
 from functools import partial
@@ -40,6 +41,28 @@ def augmented(sharded: bool = True, **options: Any) -> Any:
 
 def told(items: Any) -> list[tuple[int, bytes]]:
     return [(int(number), np.asarray(pixels).tobytes()) for number, pixels in items]
+
+
+@pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
+def test_broken_images_are_skipped_and_logged_by_name(tmp_path: Path) -> None:
+    items = [(f"{number}.jpg", jpeg(number)) for number in range(4)]
+    items[1] = ("1.jpg", items[1][1][:40])
+    items[2] = ("2.jpg", b"no image")
+
+    def build() -> Any:
+        pipe = IterableWrapper(items, deepcopy=False).decode_image(9, input_col=1)
+        return pipe.on_error("skip", log=tmp_path / "log")
+
+    assert [name for name, _ in build()] == ["0.jpg", "3.jpg"]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["item"], line["notes"][0]) for line in lines] == [
+        (1, "ImageDecoder was decoding '1.jpg'."),
+        (2, "ImageDecoder was decoding '2.jpg'."),
+    ]
+    pipe, other = build(), build()
+    next(iter(pipe))
+    load_state(other, save_state(pipe))
+    assert [name for name, _ in other] == ["3.jpg"]
 
 
 def test_items_are_images_or_hold_one(tmp_path: Path) -> None:

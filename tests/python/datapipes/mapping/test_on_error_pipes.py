@@ -9,12 +9,13 @@ import tarfile
 import zipfile
 from typing import Any
 
+import pyarrow
 import pytest
 
 import torchdata.datapipes.iter as pipes
 from pipes_table import ROWS, Row, seed
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.iter import ArrowReader, IterableWrapper
+from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
@@ -110,6 +111,16 @@ HASH = hashlib.sha256(b"x").hexdigest()
 
 def both(one: Any, other: Any) -> Any:
     return one.concat(other)
+
+
+def pieces(*columns: list[Any]) -> Any:
+    """A table of one part for each list."""
+    return pyarrow.concat_tables([pyarrow.table({"a": pyarrow.array(one, "int64")}) for one in columns])
+
+
+def tokens(item: Any) -> Any:
+    """The column of a row or a frame, as plain Python."""
+    return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
 #: By class: a pipeline in which it raises at items 3, 4 and 11, or others, by itself; and what it yields.
@@ -258,6 +269,13 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
             [("a", "1"), ("a", "2"), ("c", "3")],
         )
     ],
+    "ArrowReader": [
+        (lambda: ArrowReader(pieces([1, 2], [None], [3]), rows=False).map(tokens), [[1, 2], [3]]),
+        (
+            lambda: IterableWrapper([2, 7, "x", 0]).read_arrow(parts=ArrowParts(pieces([1, 2], [5], [3]))).map(tokens),
+            [3, 1, 2],
+        ),
+    ],
 }
 #: Over streams that cannot be opened again, and one that keeps no account of earlier samples in its state.
 NOT_AGAIN = {
@@ -273,12 +291,13 @@ RAISE_NOTHING = {
 }  # fmt: skip
 #: Their `__iter__` is that of a pipe that is here: a function for each item, or a stream after the other.
 AS_OTHERS = {
-    "AISFileLoader": "Mapper", "ArrowReader": "Grouper",
+    "AISFileLoader": "Mapper",
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
     "FSSpecFileOpener": "FileOpener", "FSSpecSaver": "Mapper", "GDriveReader": "Mapper", "HttpReader": "Mapper",
-    "ImageDecoder": "Mapper", "IoPathFileOpener": "FileOpener", "IoPathSaver": "Mapper", "LanceReader": "Grouper",
-    "OnlineReader": "Mapper", "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader",
-    "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper", "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
+    "ImageDecoder": "Mapper", "IoPathFileOpener": "FileOpener", "IoPathSaver": "Mapper", "LanceReader": "ArrowReader",
+    "OnlineReader": "Mapper",
+    "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
+    "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
 #: They read what is no pipe, are at one item whatever they raise, or are a matter of all ranks.
 END = {

@@ -224,6 +224,15 @@ def test_a_damaged_file_is_named(dataset: Any) -> None:
         list(pipe)
 
 
+@pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
+def test_rows_that_are_not_there_are_skipped_by_on_error_and_states_go_on(dataset: Any) -> None:
+    def build() -> Any:
+        return LanceReader([3, 30, 4, "x", [5, 99], 6], dataset, ["a"]).on_error("skip")
+
+    assert values(build()) == [3, 4, 6]
+    check_exact(build)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
