@@ -158,7 +158,7 @@ def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
 def test_a_rank_that_comes_just_too_late_is_the_one_that_is_named(
     start: Start, backend: str, late_by: float, tmp_path: Path
 ) -> None:
-    with start(tmp_path, WAIT_AT.format(waits=f"time.sleep({4 + late_by})", timeout=4, backend=backend), 3) as job:
+    with start(tmp_path, WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3, backend=backend), 3) as job:
         for rank in range(3):
             assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
 

@@ -258,7 +258,7 @@ def test_ranks_tell_who_waits_most(tmp_path: Path) -> None:
     assert skew.most == 1
     assert skew.max == max(skew.waiting_seconds) > 0.15
     assert skew.min <= skew.median <= skew.max
-    assert skew.waiting[1] > 0.5
+    assert skew.waiting[1] == max(skew.waiting)
 
 
 def test_ranks_are_those_of_a_distributed_service_alone() -> None:
