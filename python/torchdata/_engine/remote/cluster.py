@@ -1,0 +1,149 @@
+"""Ray, as the engine uses it: it places hosts, starts them, watches them and carries what they are told and say.
+
+Role: runs in main. `Cluster` takes the place of multiprocessing's context in a group. It is the one module that reaches
+for Ray, which is imported when a cluster is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future
+from typing import Any
+
+from torchdata._engine.processes.process import ChildProcess
+from torchdata._engine.processes.shutdown import end_before_others
+from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
+from torchdata._engine.remote.worker import RemoteWorker
+from torchdata._engine.workers.child import ChildSetup
+from torchdata._engine.workers.group import default_budget
+from torchdata._engine.workers.program import Program
+from torchdata._optional import optional_import
+
+__all__ = ["Cluster"]
+
+#: The groups of threads of an actor.
+_GROUPS = {"tell": 1, "pull": 1}
+
+
+class Cluster:
+    """The workers of one group on a Ray cluster.
+
+    Args:
+        needed_by: who needs Ray, as its user knows it.
+        options: of each actor.
+        scheduling: a strategy's name, a strategy or a placement group; None for Ray's own.
+        runtime_env: the environment of the actors.
+        num_workers: how many workers there are.
+        memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
+        chunk_bytes: bytes of a frame from which on no further unit is added.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ConnectionError: no cluster runs.
+    """
+
+    def __init__(
+        self,
+        needed_by: str,
+        options: dict[str, Any],
+        scheduling: Any,
+        runtime_env: dict[str, Any] | None,
+        num_workers: int,
+        memory_budget: int | None,
+        chunk_bytes: int,
+    ) -> None:
+        self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
+        end_before_others()
+        if not ray.is_initialized():
+            _join(ray)
+        self.chunk_bytes = chunk_bytes
+        self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
+        options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
+        if runtime_env is not None:
+            options["runtime_env"] = runtime_env
+        if scheduling is not None:
+            options["scheduling_strategy"] = _strategy(ray, scheduling)
+        self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
+        #: The programs in Ray's store, by identity: pickled once, as they were when the first worker started.
+        self._programs: dict[int, tuple[Program, Any]] = {}
+
+    def get_start_method(self) -> str:
+        """The name beside those of multiprocessing."""
+        return "ray"
+
+    def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
+        """A child that is not started yet; see `new_child`."""
+        return RemoteWorker(self, name, *args)
+
+    def host(self, setup: ChildSetup) -> _Actor:
+        """Asks for a host, and does not wait for it."""
+        remote = RemoteSetup(
+            name=setup.name,
+            worker_id=setup.worker_id,
+            num_workers=setup.num_workers,
+            program_class=setup.program_class,
+            cadence=setup.cadence,
+            budget=self._budget,
+            full_stats=setup.stats.shared.full,
+        )
+        assert isinstance(setup.program, Program)
+        return _Actor(self._ray, self._kind.remote(remote, self._stored(setup.program)))
+
+    def _stored(self, program: Program) -> Any:
+        known = self._programs.get(id(program))
+        if known is None:
+            import cloudpickle
+
+            try:
+                # By value what the user's program defines: it is not the main module there.
+                pickled = cloudpickle.dumps(program, protocol=5)
+            except Exception as error:
+                raise TypeError(program.why_unpicklable("ray", error)) from error
+            known = self._programs[id(program)] = program, self._ray.put(pickled)
+        return known[1]
+
+    def why(self, error: BaseException) -> str:
+        """What an error of an actor's call says of its end."""
+        cause = getattr(error, "cause", None)
+        text = " ".join(str(cause or error).split()) or repr(error)
+        return text if cause is not None or isinstance(error, RuntimeError) else f"Ray says: {text}"
+
+
+class _Actor:
+    """A host, by Ray's handle of it."""
+
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self._ray, self._handle = ray, handle
+        self.identity: str = handle._actor_id.hex()
+
+    def begin(self) -> Future[About]:
+        begun: Future[About] = self._handle.begin.remote().future()
+        return begun
+
+    def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None:
+        self._handle.tell.options(concurrency_group="tell").remote(number, words, frame)
+
+    def pull(self, most: int) -> Future[Pulled]:
+        pulled: Future[Pulled] = self._handle.pull.options(concurrency_group="pull").remote(most).future()
+        return pulled
+
+    def kill(self) -> None:
+        if self._ray.is_initialized():  # else it would begin a new one
+            self._ray.kill(self._handle, no_restart=True)
+
+
+def _join(ray: Any) -> None:
+    """Joins the cluster that runs."""
+    try:
+        ray.init(address="auto", log_to_driver=sys.flags.dev_mode)
+    except ConnectionError as error:
+        raise ConnectionError(
+            "RayReadingService found no Ray cluster to join: call ray.init() before for one on this machine, start one "
+            "by `ray start --head` (and `ray start --address=…` on other machines), or let RAY_ADDRESS name one"
+        ) from error
+
+
+def _strategy(ray: Any, scheduling: Any) -> Any:
+    if isinstance(scheduling, ray.util.placement_group.PlacementGroup):
+        return ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(scheduling)
+    return scheduling
