@@ -13,7 +13,7 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import end_before_others
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
-from torchdata._engine.remote.worker import RemoteWorker
+from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.program import Program
@@ -105,8 +105,11 @@ class Cluster:
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
         cause = getattr(error, "cause", None)
-        text = " ".join(str(cause or error).split()) or repr(error)
-        return text if cause is not None or isinstance(error, RuntimeError) else f"Ray says: {text}"
+        if cause is not None:  # raised by the host
+            return f"its host says: {type(cause).__name__}: {cause}"
+        # Lines that begin with a space list what the actor is called.
+        said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
+        return said if isinstance(error, VersionsDiffer) else f"Ray says: {said or repr(error)}"
 
 
 class _Actor:
@@ -144,6 +147,7 @@ def _join(ray: Any) -> None:
 
 
 def _strategy(ray: Any, scheduling: Any) -> Any:
-    if isinstance(scheduling, ray.util.placement_group.PlacementGroup):
+    """The strategy that a user means, who may have named one or have a placement group."""
+    if hasattr(scheduling, "bundle_specs"):
         return ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(scheduling)
     return scheduling

@@ -77,12 +77,14 @@ class About:
 
     Args:
         pid: its process number there.
+        host: that of its host.
         node: the name and address of the machine.
         exitcode: how it has ended; None while it runs.
         versions: of Python and of libraries, by name.
     """
 
     pid: int
+    host: int
     node: str
     exitcode: int | None
     versions: dict[str, str] = field(default_factory=dict)
@@ -174,7 +176,7 @@ class Host:
             time.sleep(GLANCE)
         self._carrier = Carrier(self._data, self._control, self._bells, MAIN, WORKER)
         importlib.import_module("numpy")  # which the codec needs anyway
-        return About(child.pid or 0, _node(), child.exitcode if child.ended else None, versions())
+        return About(child.pid or 0, os.getpid(), _node(), child.exitcode if child.ended else None, versions())
 
     def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None:
         """Passes main's words and commands on to the worker.

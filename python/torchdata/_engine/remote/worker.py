@@ -24,7 +24,7 @@ from torchdata._engine.remote.host import About, Pulled, RemoteSetup, apart, ver
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._native import Carrier, OwnedDescriptor
 
-__all__ = ["Actor", "Hosts", "RemoteWorker"]
+__all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 
 #: Pulls that wait at a host, so that it makes a frame while another one is on its way.
 AHEAD = 2
@@ -63,6 +63,10 @@ class Hosts(Protocol):
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
+
+
+class VersionsDiffer(RuntimeError):
+    """The worker would run under other versions than main."""
 
 
 class RemoteWorker(ChildProcess):
@@ -163,7 +167,7 @@ class RemoteWorker(ChildProcess):
             return
         differences = _differences(about.versions)
         if differences:
-            raise RuntimeError(differences)
+            raise VersionsDiffer(differences)
         lines, bells, index = self._setup.lines, self._setup.common.bells.shared, self._setup.index
         self._carrier = carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, index, MAIN)
         pulls: deque[Future[Pulled]] = deque()

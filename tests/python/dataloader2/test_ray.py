@@ -1,0 +1,224 @@
+"""Workers on a Ray cluster give what workers on this machine give: items, order, states, errors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from one_rank import Alone
+from process_checks import is_gone
+from ray_cluster import PIPELINES, array, cluster, failing, needs_ray, numbered, of_ray
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    RayReadingService,
+    SequentialReadingService,
+)
+from torchdata.datapipes.iter import IterableWrapper
+from waiting import wait_for
+
+pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
+
+WORKERS = 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ray() -> Iterator[Any]:
+    with cluster() as found:
+        yield found
+
+
+def remote(workers: int = WORKERS, **options: Any) -> RayReadingService:
+    options.setdefault("ray_remote_args", {"num_cpus": 0})
+    return RayReadingService(workers, **options)
+
+
+def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(workers, **options)
+
+
+def epochs(make: Any, service: Any, count: int = 2, seed: int = 5) -> list[list[Any]]:
+    with DataLoader2(make(), reading_service=service) as loader:
+        loader.seed(seed)
+        return [list(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_items_and_their_order_are_those_of_workers_on_this_machine(name: str) -> None:
+    assert epochs(PIPELINES[name], remote()) == epochs(PIPELINES[name], local())
+
+
+def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> None:
+    def make() -> Any:
+        return IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(400_000, x))
+
+    options = {"memory_budget": 8 << 20, "chunk_bytes": 1 << 20}
+    with DataLoader2(make(), reading_service=remote(**options)) as loader:
+        kept = list(loader)  # more than the budget, all at once
+    assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
+        (400_000, x, True) for x in range(12)
+    ]
+
+
+def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one() -> None:
+    def taken(service: Any) -> list[Any]:
+        with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
+            loader.seed(1)
+            parts = []
+            for count in (5, 1, 40):
+                iterator = iter(loader)
+                parts.append([int(next(iterator)[0]) for _ in range(count)])
+            return parts
+
+    assert taken(remote()) == taken(local())
+
+
+def test_out_of_order_all_items_come() -> None:
+    (items,) = epochs(PIPELINES["numbers"], remote(in_order=False), count=1)
+    assert sorted(items) == list(range(0, 600, 2))
+
+
+def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
+    service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
+    with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == [(x % 2, 2, x) for x in range(6)]
+
+
+def test_an_error_of_a_function_comes_with_its_type_and_its_traceback() -> None:
+    with DataLoader2(IterableWrapper(range(20)).sharding_filter().map(failing), reading_service=remote()) as loader:
+        got = []
+        with pytest.raises(LookupError, match="nothing at 7") as caught:
+            for item in loader:
+                got.append(item)
+        assert got == list(range(7))
+        told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "in failing" in told
+        assert "worker process 1" in told
+
+
+def test_pipes_are_paused_and_resumed_there() -> None:
+    with DataLoader2(numbered(200), reading_service=remote()) as loader:
+        loader.seed(2)
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(10)]
+        loader.reading_service._pause()
+        loader.reading_service._resume()
+        assert [*first, *iterator] == epochs(lambda: numbered(200), local(), 1, 2)[0]
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_states_at_random_moments_go_on_here_and_there(seed: int) -> None:
+    dice = random.Random(seed)
+    name = dice.choice(["numbers", "random", "uneven", "batches"])
+    whole = [item for epoch in epochs(PIPELINES[name], local(), 2) for item in epoch]
+    loader = DataLoader2(PIPELINES[name](), reading_service=remote())
+    loader.seed(5)
+    got: list[Any] = []
+    state: bytes | None = None
+    places = [remote, local]
+    while len(got) < len(whole):
+        with loader:
+            if state is not None:
+                loader.load_state_dict(pickle.loads(state))
+            steps = dice.randrange(1, 120)
+            while steps and len(got) < len(whole):
+                for item in loader:
+                    got.append(item)
+                    steps -= 1
+                    if not steps:
+                        break
+            state = pickle.dumps(loader.state_dict())
+        assert got == whole[: len(got)]
+        loader = DataLoader2(PIPELINES[name](), reading_service=dice.choice(places)())
+    loader.shutdown()
+    assert got == whole
+
+
+def test_a_state_goes_on_with_another_number_of_workers() -> None:
+    def make() -> Any:
+        return IterableWrapper(range(100)).sharding_filter()
+
+    with DataLoader2(make(), reading_service=local(3)) as loader:
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(17)]
+        state = loader.state_dict()
+    with DataLoader2(make(), reading_service=remote(2)) as loader:
+        loader.load_state_dict(state)
+        assert sorted([*first, *loader]) == list(range(100))
+
+
+def test_ranks_have_remote_workers_each() -> None:
+    def service(workers: Any) -> SequentialReadingService:
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
+
+    assert epochs(PIPELINES["numbers"], service(remote())) == epochs(PIPELINES["numbers"], service(local()))
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def processes(_: object) -> tuple[int, int]:
+    return os.getpid(), os.getppid()
+
+
+def test_neither_worker_nor_actor_is_left_behind_a_shutdown() -> None:
+    with DataLoader2(IterableWrapper(range(4)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
+                     reading_service=remote()) as loader:  # fmt: skip
+        pids = {pid for pair in loader for pid in pair}
+    assert len(pids) == 4
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_a_loader_that_is_dropped_ends_its_actors() -> None:
+    loader = DataLoader2(
+        IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
+        reading_service=remote(),
+    )
+    pids = set(next(iter(loader)))
+    del loader
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_yet_is_refused_by_name() -> None:
+    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(2)
+    with pytest.raises(NotImplementedError, match="sharding_round_robin_dispatch"):
+        iter(DataLoader2(pipe, reading_service=remote()))
+    with pytest.raises(TypeError, match="num_workers"):
+        RayReadingService("auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers"):
+        RayReadingService(0)
+    with pytest.raises(TypeError, match="on_timeout"):
+        RayReadingService(2, on_timeout="restart")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("option", ["max_concurrency", "max_restarts", "lifetime", "runtime_env"])
+def test_options_of_actors_that_are_not_the_user_s_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"must not have '{option}'"):
+        RayReadingService(2, ray_remote_args={option: 1})
+
+
+def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
+    pipe = IterableWrapper(range(4)).map(lambda x: x)
+    pipe.lock = open(os.devnull)  # noqa: SIM115 - it is closed below
+    with pipe.lock, pytest.raises(TypeError, match="'lock'"):
+        iter(DataLoader2(pipe, reading_service=remote()))
+
+
+def test_importing_the_package_imports_no_ray() -> None:
+    program = "import sys, torchdata.dataloader2, torchdata.nodes; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -1,0 +1,138 @@
+"""A Ray cluster of this machine for a file of tests, and pipelines that its workers can import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchdata
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Skips a file of tests where Ray has no wheel for the Python at hand.
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: it has no wheel for this Python, or none was had"
+)
+
+#: What Ray and its libraries warn of as they are imported and end is theirs.
+of_ray = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@contextmanager
+def environment() -> Iterator[None]:
+    """The environment in which a cluster is started: its workers import what lies here, and ask for no token."""
+    here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_AUTH_MODE", "RAY_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, package)))
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+#: Small, and silent.
+OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
+SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+
+
+@contextmanager
+def cluster(**options: Any) -> Iterator[Any]:
+    """A cluster of one node; it is shut down in any case."""
+    with environment():
+        import ray
+
+        try:
+            ray.init(num_cpus=2, **OPTIONS, **SILENT, **options)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[Any]:
+    """A cluster of so many nodes on this machine beside the first one, which has no processors for workers."""
+    with environment():
+        import ray
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS})
+        try:
+            for _ in range(count):
+                made.add_node(num_cpus=2, object_store_memory=OPTIONS["object_store_memory"])
+            ray.init(address=made.address, **SILENT)
+            made.wait_for_nodes()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+# -- what pipelines are made of ----------------------------------------------------------------------------------------
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def array(x: int) -> np.ndarray[Any, Any]:
+    return np.full((5000 + 13 * (x % 7),), x)
+
+
+def drawn(x: int) -> tuple[int, float, float]:
+    return x, random.random(), float(np.random.rand())
+
+
+def many(x: int) -> list[int]:
+    return [x] * (x % 4)
+
+
+def failing(x: int) -> int:
+    if x == 7:
+        raise LookupError(f"nothing at {x}")
+    return x
+
+
+def reading(x: int) -> int:
+    time.sleep(0.001)
+    return x
+
+
+def numbered(count: int) -> Any:
+    return IterableWrapper(range(count)).shuffle().sharding_filter()
+
+
+#: By name, pipelines of all kinds; each is made anew.
+PIPELINES = {
+    "numbers": lambda: numbered(300).map(double),
+    "arrays": lambda: numbered(120).map(array).map(np.ndarray.tolist),
+    "random": lambda: numbered(100).map(drawn),
+    "batches": lambda: numbered(200).batch(7),
+    "uneven": lambda: numbered(150).flatmap(many),
+    "text": lambda: numbered(100).map(str).batch(3),
+    "fewer items than workers": lambda: numbered(1).map(double),
+    "none": lambda: numbered(0),
+}
+
+
+def plain(item: Any) -> Any:
+    """An item that can be compared."""
+    return item.tolist() if isinstance(item, np.ndarray) else item
