@@ -357,9 +357,7 @@ class Collector:
         name: str = "worker process",
         on_demand: bool = False,
     ) -> Self: ...
-    def watch(
-        self, processes: Sequence[tuple[int, int | OwnedDescriptor]], on_exit: Callable[[int], Any]
-    ) -> None: ...
+    def watch(self, processes: Sequence[tuple[int, int | OwnedDescriptor]], on_exit: Callable[[int], Any]) -> None: ...
     def watch_and_replace(
         self,
         processes: Sequence[tuple[int, int | OwnedDescriptor]],

@@ -16,6 +16,7 @@ import pytest
 from one_rank import Alone
 from process_checks import is_gone
 from ray_cluster import PIPELINES, array, cluster, failing, needs_ray, numbered, of_ray
+from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -26,7 +27,12 @@ from torchdata.dataloader2 import (
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
-pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:going on from this state"),  # on a busy machine
+    needs_ray,
+    *of_ray,
+]
 
 WORKERS = 2
 
@@ -83,8 +89,8 @@ def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one() -> 
 
 
 def test_out_of_order_all_items_come() -> None:
-    (items,) = epochs(PIPELINES["numbers"], remote(in_order=False), count=1)
-    assert sorted(items) == list(range(0, 600, 2))
+    (items,) = epochs(lambda: numbered(300), remote(in_order=False), count=1)
+    assert sorted(items) == list(range(300))
 
 
 def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
@@ -118,10 +124,10 @@ def test_pipes_are_paused_and_resumed_there() -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_states_at_random_moments_go_on_here_and_there(seed: int) -> None:
     dice = random.Random(seed)
-    name = dice.choice(["numbers", "random", "uneven", "batches"])
+    name = dice.choice(["numbers", "random", "uneven"])
     whole = [item for epoch in epochs(PIPELINES[name], local(), 2) for item in epoch]
     loader = DataLoader2(PIPELINES[name](), reading_service=remote())
     loader.seed(5)
@@ -169,16 +175,21 @@ def test_ranks_have_remote_workers_each() -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def processes(_: object) -> tuple[int, int]:
-    return os.getpid(), os.getppid()
-
-
 def test_neither_worker_nor_actor_is_left_behind_a_shutdown() -> None:
     with DataLoader2(IterableWrapper(range(4)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
                      reading_service=remote()) as loader:  # fmt: skip
         pids = {pid for pair in loader for pid in pair}
     assert len(pids) == 4
     wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
+    pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
+    with DataLoader2(pipe, reading_service=remote()) as loader:
+        next(iter(loader))
+    assert ended == [True] * WORKERS
 
 
 def test_a_loader_that_is_dropped_ends_its_actors() -> None:

@@ -119,6 +119,10 @@ class _Actor:
         self._ray, self._handle = ray, handle
         self.identity: str = handle._actor_id.hex()
 
+    def check(self) -> None:
+        if not self._ray.is_initialized():  # the next call would begin a cluster of its own
+            raise ConnectionError("the program has left the cluster (ray.shutdown) while workers ran there")
+
     def begin(self) -> Future[About]:
         begun: Future[About] = self._handle.begin.remote().future()
         return begun

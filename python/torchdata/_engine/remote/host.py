@@ -36,7 +36,7 @@ from torchdata._observe.stats.counting import PIPES
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "apart", "versions"]
 
-#: Seconds after which a pull returns though there is nothing: main hears that the host lives, and the host that main does.
+#: Seconds after which a pull returns though there is nothing: each side hears that the other one lives.
 PULSE = 1.0
 #: Seconds after which a host that hears nothing from main ends itself: Ray should have done so.
 DEAF = 600.0
@@ -175,7 +175,7 @@ class Host:
         while not self._control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
         self._carrier = Carrier(self._data, self._control, self._bells, MAIN, WORKER)
-        importlib.import_module("numpy")  # which the codec needs anyway
+        importlib.import_module("numpy")  # to be compared
         return About(child.pid or 0, os.getpid(), _node(), child.exitcode if child.ended else None, versions())
 
     def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None:
@@ -215,9 +215,7 @@ class Host:
             words, frame = self._carrier.take(most)
             self._pulled += 1
             has_ended &= not frame
-            return Pulled(
-                self._pulled - 1, words, apart(frame), has_ended, self._child.exitcode if has_ended else None
-            )
+            return Pulled(self._pulled - 1, words, apart(frame), has_ended, self._child.exitcode if has_ended else None)
 
     def _watch(self) -> None:
         """Notes the worker's end, and ends this process when main is not heard any more."""

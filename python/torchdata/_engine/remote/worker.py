@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.remote.host import About, Pulled, RemoteSetup, apart, versions
+from torchdata._engine.remote.host import About, Pulled, apart, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._native import Carrier, OwnedDescriptor
 
@@ -30,6 +30,8 @@ __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 AHEAD = 2
 #: Bytes of one message with commands.
 TOLD = 1 << 20
+#: Set in the order of the end, which is beyond all epochs; the bits below tell those.
+_END = 1 << 32
 #: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 
@@ -39,6 +41,9 @@ _numbers = itertools.count(1)
 
 class Actor(Protocol):
     """A host somewhere, as main calls it. Each call returns at once, and its future may hold Ray's error."""
+
+    def check(self) -> None:
+        """Raises where nobody can be called any more."""
 
     def begin(self) -> Future[About]: ...
 
@@ -174,9 +179,12 @@ class RemoteWorker(ChildProcess):
         early: dict[int, Pulled] = {}
         told = pulled = 0
         lacking: Pulled | None = None
+        is_ending = False
         while not self._is_killed:
+            actor.check()
             words, commands = carrier.take(TOLD)
             if words is not None or commands:
+                is_ending |= words is not None and bool(words[0] & _END)
                 actor.tell(told, words, apart(commands))
                 told += 1
             while len(pulls) < AHEAD:
@@ -189,7 +197,8 @@ class RemoteWorker(ChildProcess):
                     early[one.number] = one
                 lacking = early.pop(pulled, None)
                 pulled += lacking is not None
-            if lacking is not None and (not lacking.frame or carrier.put(lacking.frame)):
+            # Once main has ordered the end it reads no more, and there may be no room.
+            if lacking is not None and (not lacking.frame or is_ending or carrier.put(lacking.frame)):
                 if lacking.words is not None:
                     carrier.put_words(lacking.words)
                 if lacking.has_ended:

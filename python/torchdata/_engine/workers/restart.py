@@ -209,7 +209,7 @@ class Restarts:
             ended: by worker, whether that is all of this epoch.
 
         Returns:
-            By place: its number, the link over which it sends to main, if it does, and the process's number or descriptor.
+            By place: its number, the link over which it sends to main, if it does, and the process's sign.
         """
         if self._made is None:
             began = time.monotonic()
