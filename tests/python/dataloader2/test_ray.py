@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from one_rank import Alone
-from process_checks import is_gone
+from process_checks import MULTIPROCESSING, is_gone
 from ray_cluster import PIPELINES, array, cluster, failing, needs_ray, numbered, of_ray
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import (
@@ -206,8 +206,8 @@ def test_a_loader_that_is_dropped_ends_its_actors() -> None:
 
 
 def test_what_is_not_there_yet_is_refused_by_name() -> None:
-    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(2)
-    with pytest.raises(NotImplementedError, match="sharding_round_robin_dispatch"):
+    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with pytest.raises(NotImplementedError, match="RayReadingService runs no dispatching process yet"):
         iter(DataLoader2(pipe, reading_service=remote()))
     with pytest.raises(TypeError, match="num_workers"):
         RayReadingService("auto")  # type: ignore[arg-type]
