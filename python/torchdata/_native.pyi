@@ -8,6 +8,7 @@ __all__ = [
     "ArenaBuffer",
     "BellBoard",
     "Calls",
+    "Carrier",
     "Collector",
     "Delivery",
     "DeliveryIterator",

@@ -27,13 +27,13 @@ pytestmark = [
     *of_ray,
 ]
 
-WORKERS = 2
+WORKERS, NODES = 2, 2
 
 
 @pytest.fixture(autouse=True, scope="module")
 def machines() -> Iterator[Any]:
     """A cluster of three nodes, of which the first one takes no worker."""
-    with nodes(2) as found:
+    with nodes(NODES) as found:
         yield found
 
 
@@ -103,11 +103,15 @@ def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any) -> 
     options = {"num_cpus": 0, "resources": {"doomed": 1}}
     with DataLoader2(
         numbered(100_000).map(reading), reading_service=remote(ray_remote_args=options, scheduling=None)
-    ) as loader, pytest.raises(WorkerExitedError, match="Ray says: .*node") as caught:  # fmt: skip
+    ) as loader, pytest.raises(WorkerExitedError, match="Ray says: ") as caught:  # fmt: skip
         for number, _ in enumerate(loader):
             if number == 20:
                 machines.remove_node(doomed, allow_graceful=False)
     assert caught.value.worker in range(WORKERS)
+    assert "Ray actor " in str(caught.value)
+    import ray
+
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # else it may get the next worker
 
 
 PROGRAM = """
@@ -121,7 +125,7 @@ loader = DataLoader2(numbered(1_000_000).map(double), reading_service=service)
 iterator = iter(loader)
 next(iterator), next(iterator)
 for one in loader.reading_service.engine_processes()._processes:
-    print(one.about.pid, one.about.host, flush=True)
+    print("pids", one.about.pid, one.about.host, flush=True)
 print("up", flush=True)
 how = sys.argv[1]
 if how == "exits":
@@ -131,8 +135,11 @@ for _ in iterator:
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("exits", 0), ("interrupted", -signal.SIGINT), ("killed", -signal.SIGKILL)])
-def test_actors_and_workers_end_with_main(machines: Any, how: str, code: int) -> None:
+# With Ray's own hooks a program that is interrupted exits with code 1.
+@pytest.mark.parametrize(
+    ("how", "codes"), [("exits", [0]), ("interrupted", [1, -signal.SIGINT]), ("killed", [-signal.SIGKILL])]
+)
+def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[int]) -> None:
     support = Path(__file__).resolve().parents[1] / "support"
     environment = {**os.environ, "RAY_ADDRESS": machines.address, "PYTHONPATH": str(support)}
     with subprocess.Popen(
@@ -143,11 +150,11 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, code: int) ->
         lines = []
         while (line := program.stdout.readline()) not in ("up\n", ""):
             lines.append(line)
-        pids = [int(pid) for line in lines for pid in line.split()]
+        pids = [int(pid) for line in lines if line.startswith("pids ") for pid in line.split()[1:]]
         assert len(pids) == 4
         if how == "interrupted":
             os.killpg(program.pid, signal.SIGINT)
         elif how == "killed":
             program.kill()
-        assert program.wait(60) == code
+        assert program.wait(60) in codes
     wait_for(lambda: all(map(is_gone, pids)))

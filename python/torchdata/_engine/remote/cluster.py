@@ -77,17 +77,9 @@ class Cluster:
 
     def host(self, setup: ChildSetup) -> _Actor:
         """Asks for a host, and does not wait for it."""
-        remote = RemoteSetup(
-            name=setup.name,
-            worker_id=setup.worker_id,
-            num_workers=setup.num_workers,
-            program_class=setup.program_class,
-            cadence=setup.cadence,
-            budget=self._budget,
-            full_stats=setup.stats.shared.full,
-        )
         assert isinstance(setup.program, Program)
-        return _Actor(self._ray, self._kind.remote(remote, self._stored(setup.program)))
+        handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
+        return _Actor(self._ray, handle)
 
     def _stored(self, program: Program) -> Any:
         known = self._programs.get(id(program))

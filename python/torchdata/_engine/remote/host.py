@@ -70,6 +70,19 @@ class RemoteSetup:
     budget: int
     full_stats: bool
 
+    @classmethod
+    def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
+        """That of a worker which would be set up so on main's machine."""
+        return cls(
+            name=setup.name,
+            worker_id=setup.worker_id,
+            num_workers=setup.num_workers,
+            program_class=setup.program_class,
+            cadence=setup.cadence,
+            budget=budget,
+            full_stats=setup.stats.shared.full,
+        )
+
 
 @dataclass(frozen=True)
 class About:
@@ -231,16 +244,16 @@ class Host:
 
 
 def _node() -> str:
-    import ray
-
-    return f"{socket.gethostname()}, {ray.util.get_node_ip_address()}"
+    ray: Any = sys.modules.get("ray")
+    name = socket.gethostname()
+    return name if ray is None else f"{name}, {ray.util.get_node_ip_address()}"
 
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
     """Keeps a spawned process from importing this one's program, which is Ray's."""
     main = sys.modules["__main__"]
-    hidden = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None
     try:
         yield

@@ -1,0 +1,117 @@
+"""Workers behind carriers whose calls are late and overtake each other: order, states, deaths, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hosts import LocallyRemote
+from process_checks import nothing_is_left  # noqa: F401 - a fixture
+from ray_cluster import PIPELINES, double, failing, numbered
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:going on from this state"),
+]
+
+WORKERS = 2
+
+
+def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
+    with DataLoader2(make(), reading_service=service) as loader:
+        loader.seed(5)
+        return [list(loader) for _ in range(count)]
+
+
+def local() -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(WORKERS)
+
+
+@pytest.mark.parametrize("name", ["arrays", "random", "uneven"])
+def test_items_and_their_order_are_those_of_workers_without_carriers(name: str) -> None:
+    assert epochs(PIPELINES[name], LocallyRemote(WORKERS)) == epochs(PIPELINES[name], local())
+
+
+def test_large_arrays_come_whole_though_main_keeps_them_all() -> None:
+    pipe = IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(200_000, x))
+    with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, memory_budget=4 << 20)) as loader:
+        kept = list(loader)
+    assert [(len(one), set(one.tolist())) for one in kept] == [(200_000, {x}) for x in range(12)]
+
+
+def test_a_loader_goes_on_from_random_moments_with_and_without_carriers() -> None:
+    dice = random.Random(3)
+    whole = [item for epoch in epochs(PIPELINES["random"], local()) for item in epoch]
+    got: list[Any] = []
+    state: bytes | None = None
+    while len(got) < len(whole):
+        service = LocallyRemote(WORKERS) if dice.random() < 0.6 else local()
+        with DataLoader2(PIPELINES["random"](), reading_service=service) as loader:
+            loader.seed(5)
+            if state is not None:
+                loader.load_state_dict(pickle.loads(state))
+            steps = dice.randrange(10, 80)
+            for item in loader:
+                got.append(item)
+                steps -= 1
+                if not steps:
+                    break
+            state = pickle.dumps(loader.state_dict())
+    assert got == whole
+
+
+def test_an_error_is_raised_behind_the_items_before_it() -> None:
+    pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
+    with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS)) as loader:
+        got = []
+        with pytest.raises(LookupError, match="nothing at 7"):
+            for item in loader:
+                got.append(item)
+    assert got == list(range(7))
+
+
+def test_a_host_that_is_gone_is_an_error_with_the_reason_that_is_told() -> None:
+    pipe = IterableWrapper(range(100_000)).sharding_filter().map(double)
+    with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS)) as loader:
+        got = []
+        with pytest.raises(WorkerExitedError, match="it is told: the host is gone") as caught:
+            for item in loader:
+                got.append(item)
+                if len(got) == 100:
+                    loader.reading_service.made.actors[1].cut()
+    assert caught.value.worker == 1
+    assert got == list(range(0, 2 * len(got), 2))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_dies_and_whatever_is_late_nothing_is_lost_or_comes_twice(seed: int) -> None:
+    dice = random.Random(seed)
+
+    def make() -> Any:
+        return numbered(1200).map(double)
+
+    wanted = epochs(make, local())
+    with DataLoader2(make(), reading_service=LocallyRemote(WORKERS, seed=seed, on_worker_exit="restart")) as loader:
+        loader.seed(5)
+        for epoch in wanted:
+            got: list[Any] = []
+            kill_at = set(dice.sample(range(10, 900), 2))
+            for item in loader:
+                got.append(item)
+                if len(got) in kill_at:
+                    actor = loader.reading_service.made.actors[-1 - dice.randrange(WORKERS)]
+                    if dice.random() < 0.5:
+                        actor.cut()
+                    elif not actor.host._child.ended:
+                        os.kill(actor.host._child.pid, signal.SIGKILL)
+            assert got == epoch
+        assert len(loader.reading_service.made.actors) > WORKERS
