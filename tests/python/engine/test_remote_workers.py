@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hosts import LocallyRemote
-from process_checks import nothing_is_left  # noqa: F401 - a fixture
+from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import PIPELINES, double, failing, numbered
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -24,6 +26,18 @@ pytestmark = [
 ]
 
 WORKERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _hosts_have_ended(nothing_is_left: None) -> Iterator[None]:  # noqa: F811 - a fixture
+    """Waits for the threads of hosts, which lie in this process and hold their links."""
+    yield
+
+    def are_gone() -> bool:
+        gc.collect()
+        return shared_mappings() == 0
+
+    wait_for(are_gone)
 
 
 def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:

@@ -238,6 +238,7 @@ class Host:
                 os._exit(1)
             with contextlib.suppress(OSError):
                 connection.wait([child.sentinel()], LOOK)
+        child.close()
         self._has_ended = True
         if self._carrier is not None:
             self._carrier.ring()

@@ -290,18 +290,20 @@ impl Carrier {
     /// Brings a buffer into the arena, or if it will not fit, sends it ahead in fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: Progress { parts, streamed, .. }, .. } = self;
-        while *streamed == 0 {
-            if let Some(block) = outbound.allocate(bytes.len())? {
-                // SAFETY: the block is ours and has room for so many bytes.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.as_mut_ptr(), bytes.len()) };
-                parts.push(Part::Block(Arc::new(block)));
-                return Ok(Lack::Nothing);
-            }
-            if !outbound.blocks_in_flight()? {
-                break;
-            }
-            if !outbound.worth_allocating()? {
-                return Ok(Lack::Block);
+        if *streamed == 0 {
+            loop {
+                if let Some(block) = outbound.allocate(bytes.len())? {
+                    // SAFETY: the block is ours and has room for so many bytes.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.as_mut_ptr(), bytes.len()) };
+                    parts.push(Part::Block(Arc::new(block)));
+                    return Ok(Lack::Nothing);
+                }
+                if !outbound.blocks_in_flight()? {
+                    break;
+                }
+                if !outbound.worth_allocating()? {
+                    return Ok(Lack::Block);
+                }
             }
         }
         while *streamed < bytes.len() {
