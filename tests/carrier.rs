@@ -47,8 +47,11 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
     }
 }
 
+/// Kind, payload, buffers and digest of a unit.
+type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
+
 /// Carries one frame, of which the consumer takes what stands in the way.
-fn carry(way: &mut Way, most: usize, taken: &mut Vec<(u16, Vec<u8>, Vec<Vec<u8>>, u64)>) -> Option<Words> {
+fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
     let beside: Vec<Vec<u8>> = frame.buffers.iter().map(bytes_of).collect();
