@@ -188,7 +188,8 @@ def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(mo
     monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
     with DataLoader2(pipe, reading_service=remote()) as loader:
-        next(iter(loader))
+        iterator = iter(loader)
+        next(iterator), next(iterator)  # both are up
     assert ended == [True] * WORKERS
 
 
