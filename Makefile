@@ -185,17 +185,19 @@ test-unit: setup ## Those of them in files that start no process
 
 # What the fallback does in its own way: files in place of memory, naps in place of wake-ups, deaths seen by looking, and
 # descriptors that stay. The tests of all else of the worker processes (signals, locks, exceptions, …) run once.
-PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _forks.py _memory.py _protocol.py)
+PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _fork_server.py _forks.py _memory.py _protocol.py)
 
 .PHONY: test-portable
 test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(PYTEST)/portable.xml -n 2 --dist loadfile $(PORTABLE) $(ARGS)
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.14 3.15" …
+# PYTHONS_TORCH=torch, or what else pip is to install, has PyTorch there, too.
 PYTHONS ?= 3.12 3.13 3.14
 .PHONY: test-pythons
-test-pythons: wheel ## The loader's tests on CPython 3.12 to 3.14, as far as they are installed, with the wheel
-	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
+test-pythons: wheel ## The loader's and the unit tests on CPython 3.12 to 3.14, as far as they are installed, with the wheel
+	$(BIN)/python tools/other_pythons.py $(if $(PYTHONS_TORCH),--torch '$(PYTHONS_TORCH)') \
+	  --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
 
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }

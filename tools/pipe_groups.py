@@ -424,6 +424,12 @@ GROUPS = (
                 shown=[[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]],
             ),
             Sample(
+                "LanceReader",
+                "a.read_lance(dataset)",
+                [[4, 1]],
+                shown=[[{"a": 40}, {"a": 10}]],
+            ),
+            Sample(
                 "ParquetDataFrameLoader",
                 "a.load_parquet_as_df()",
                 [["t.parquet"]],

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -41,6 +41,17 @@ def gen_source(items: Iterable[Any]) -> Iterator[Any]:
 def gen_map(function: Callable[[Any], Any], source: Iterable[Any]) -> Iterator[Any]:
     for item in source:
         yield function(item)
+
+
+def gen_skip(functions: Sequence[Callable[[Any], Any]], source: Iterable[Any]) -> Iterator[Any]:
+    """Leaves items out at which one of the functions raises, as a loop that is written for it does."""
+    for item in source:
+        try:
+            for function in functions:
+                item = function(item)
+        except Exception:
+            continue
+        yield item
 
 
 def gen_filter(function: Callable[[Any], bool], source: Iterable[Any]) -> Iterator[Any]:
@@ -163,6 +174,10 @@ def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], 
                     gen_unbatch(gen_batch(BATCH, gen_filter(not_seven, gen_map(plus_one, plain())))),
                 ),
             ),
+        ),
+        "on_error": (
+            lambda: pipe.map(plus_one).map(plus_one).on_error("skip"),
+            lambda: gen_skip((plus_one, plus_one), plain()),
         ),
         "source": (lambda: pipe, plain),
         "map": (lambda: pipe.map(plus_one), lambda: gen_map(plus_one, plain())),

@@ -1,10 +1,10 @@
 """Importing late: calls a function right after a module was imported; imports what a fork must not copy half done.
 
 Role: the package imports neither NumPy nor PyTorch by itself, but has things to do once somebody else did: to seed
-their generators, to make its classes known to theirs. A finder at the front of `sys.meta_path` waits for the modules;
-it leaves when nothing is awaited. And where an item that arrives is made of arrays or tensors, the engine imports NumPy
-or PyTorch in the middle of things, perhaps while another thread forks. Runs in whichever process and thread imports.
-This module owns the finder.
+their generators, to make its classes known to theirs. Some modules of its own are imported late, too, and published
+then. A finder at the front of `sys.meta_path` waits for the modules; it leaves when nothing is awaited. And where an
+item that arrives is made of arrays or tensors, the engine imports NumPy or PyTorch in the middle of things, perhaps
+while another thread forks. Runs in whichever process and thread imports. This module owns the finder.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def import_whole(name: str) -> Any:
     """The module; where it must be imported first, no other thread forks meanwhile.
 
     Args:
-        name: a module of the top level.
+        name: the module's full name.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):

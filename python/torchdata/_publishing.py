@@ -2,14 +2,19 @@
 
 Role: a pickle, and so a saved state, names a class by its module. Named by its room, it would break whenever a file is
 moved; named by the package that users import it from, it holds. Called once by each public package, at its end.
+
+A package may leave modules below it for later: they are imported when one of their names is asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
-__all__ = ["publish"]
+from torchdata._importing import call_when_imported, import_whole
+
+__all__ = ["publish", "publish_late"]
 
 
 def publish(namespace: dict[str, Any], *helpers: Any) -> None:
@@ -32,3 +37,35 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
             continue
         if value.__module__.startswith(below) or value in helpers:
             value.__module__ = package
+
+
+def publish_late(
+    namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
+) -> None:
+    """Has a package import modules below it when one of their names is asked for. It is their home as of the others.
+
+    Args:
+        namespace: the package's `globals()`.
+        modules: the names, by the modules that have them, whose own names are without that of the package.
+        then: is called with the classes and functions of a module by name, once it is imported.
+    """
+    package: str = namespace["__name__"]
+    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def adopt(module: Any) -> None:
+        found = {name: getattr(module, name) for name, home in homes.items() if home == module.__name__}
+        for value in found.values():
+            if isinstance(value, type | FunctionType):
+                value.__module__ = package
+        namespace.update(found)
+        then(found)
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        import_whole(homes[name])
+        return namespace[name]
+
+    namespace["__getattr__"] = __getattr__
+    namespace["__dir__"] = lambda: sorted({*namespace, *homes})
+    call_when_imported(package, dict.fromkeys(homes.values(), adopt))

@@ -8,8 +8,6 @@ processes are also freed of what a terminal would obey.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import itertools
 import re
 from typing import Any
@@ -145,6 +143,9 @@ def digest(name: str, words: str) -> str:
         words: the secret.
     """
     key = f"torchdata fingerprint of {name}".encode()
+    import hashlib  # both take as long to import as ten modules of this package
+    import hmac
+
     return hmac.new(key, words.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:4]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-__all__ = ["Stateful"]
+__all__ = ["Stateful", "is_stateful", "state_of"]
 
 
 @runtime_checkable
@@ -27,3 +27,13 @@ class Stateful(Protocol):
             state_dict: what `state_dict` returned.
         """
         ...
+
+
+def is_stateful(one: object) -> TypeGuard[Stateful]:
+    """Whether an object is a `Stateful`: as `isinstance`, which takes some microseconds before Python 3.12."""
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def state_of(one: object) -> Any:
+    """The state of an object that has one, else None."""
+    return one.state_dict() if is_stateful(one) else None

@@ -1,9 +1,9 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Step, Stream, Wish};
+use torchdata_core::protocol::{Command, Deal, DealEntry, Grant, Obedience, Reader, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
-use super::saving::digest;
+use super::saving::{Ordered, digest};
 use super::shared::Shared;
 use super::world::{Act, After, Child, Doing, Main, Setting, World};
 
@@ -92,9 +92,13 @@ impl World {
         match (step, ordered.command) {
             (Step::Run(_), Command::Epoch(epoch) | Command::Repeat(epoch)) => {
                 child.pump.begin(Stream::first(epoch));
+                child.pump.dealing.begin();
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(setting, &ordered);
+                if setting.is_dispatcher(index) && setting.is_free() {
+                    self.deal_freely(index, epoch, &ordered);
+                }
             }
             (Step::Apply | Step::Skip, Command::Call(_)) => {
                 child.acknowledged = Some(child.place());
@@ -109,6 +113,22 @@ impl World {
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
         }
+    }
+
+    /// Begins to deal freely, behind what an earlier run has dealt.
+    fn deal_freely(&mut self, index: usize, epoch: u32, ordered: &Ordered) {
+        let pump = &mut self.children[index].pump;
+        let owners = ordered.start.as_ref().and_then(|start| start.owners.clone()).unwrap_or_default();
+        pump.dealing.begin_freely(&owners, pump.accounts.iter().map(|account| account.items).sum());
+        (self.record.number, self.record.owners, self.late) = (epoch, owners, None);
+    }
+
+    /// Records an entry, or leaves that out.
+    fn record(&mut self, owner: Option<DealEntry>, is_recorded: bool) {
+        self.record.owners.entries.extend(owner.filter(|_| is_recorded));
+        // One that has not heard yet that main goes on elsewhere deals to nobody.
+        let dispatcher = self.children.last().expect("there are children");
+        self.truth.extend(owner.filter(|_| dispatcher.pump.stream().epoch() == self.number));
     }
 
     /// Applies main's function to the graph of a child, for the first time in this epoch or where it was met before.
@@ -212,7 +232,7 @@ impl World {
         let Pump { dealing, sending, .. } = pump;
         let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[first + reader]));
         match deal {
-            Deal::WaitFor(_) => None,
+            Deal::WaitFor(_) | Deal::WaitForAny => None,
             Deal::Nobody => {
                 pump.ending = true;
                 Some("is wanted no more")
@@ -227,7 +247,7 @@ impl World {
         }
     }
 
-    pub fn begin_next_pass(&mut self, _setting: &Setting, index: usize) -> Option<&'static str> {
+    pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
         let Self { children, dealt, .. } = self;
         let child = &mut children[index];
         let pump = &mut child.pump;
@@ -237,8 +257,10 @@ impl World {
         }
         let next = pump.stream().next_pass();
         pump.begin(next);
+        let owner = pump.dealing.begin_next();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
+        self.record(owner, setting.rules.parting);
         Some("begins once more")
     }
 
@@ -376,7 +398,17 @@ impl World {
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;
-        let (pump, target) = (&mut child.pump, std::mem::take(&mut child.target));
+        let target = std::mem::take(&mut child.target);
+        let deal = if child.skips { Deal::Skip(target) } else { Deal::To(target) };
+        let owner = child.pump.dealing.made(deal);
+        if setting.rules.recording || owner.is_none() {
+            self.record(owner, true);
+        } else {
+            let late = std::mem::replace(&mut self.late, owner);
+            self.record(late, true);
+        }
+        let child = &mut self.children[index];
+        let pump = &mut child.pump;
         if !std::mem::take(&mut child.skips) {
             pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));
             pump.dealing.advance();

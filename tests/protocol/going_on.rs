@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Owners, Share, Snapshot};
 
 use super::explore::fingerprint;
-use super::memory::{Kind, Link};
+use super::memory::{Kind, Link, Record};
 use super::saving::{Graph, Ordered, Resumption, digest};
 use super::world::{Act, After, Main, Setting, World};
 
@@ -19,6 +19,8 @@ pub struct Place {
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
+    /// To whom items were dealt freely since then.
+    pub owners: Option<Owners>,
 }
 
 /// Where an epoch goes on, for all of its children.
@@ -30,13 +32,13 @@ pub struct GoingOn {
 
 impl Place {
     /// The place `back` deliveries ago, by the books.
-    pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
+    pub fn of(setting: &Setting, world: &World, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
-        Some(Self { turn, ..Self::at(setting, books, accounts) })
+        Some(Self { turn, ..Self::at(setting, world, books, accounts, false) })
     }
 
-    /// The place at these accounts of the workers, by the books.
-    pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
+    /// The place at these accounts of the workers, by the books; `earliest`: with the owners of what any state may name.
+    pub fn at(setting: &Setting, world: &World, books: &Books<Graph>, accounts: Vec<Account>, earliest: bool) -> Self {
         let places = books.places_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
             _ if !setting.rules.joining => Share { pass: 1, account: Account { items: u64::MAX, checksum: 0 } },
@@ -45,7 +47,11 @@ impl Place {
         let shares: Vec<Share> = places.iter().map(|place| share(place.snapshot)).collect();
         let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
         let workers = places.iter().map(|place| (place.given, place.snapshot.cloned())).collect();
-        Self { workers, turn: 0, dealt }
+        let position = dealt.as_ref().map_or(0, Dealt::items);
+        let since = world.record.begun.as_ref().map_or(0, |begun| begun.since);
+        let from = if earliest { position.min(books.oldest_dealt()).max(since) } else { position };
+        let owners = if setting.is_free() { world.record.read(world.number, from) } else { None };
+        Self { workers, turn: 0, dealt, owners }
     }
 
     /// From where each child goes on, the dispatching process last.
@@ -59,6 +65,7 @@ impl Place {
                 graph: snapshot.as_ref().map(|one| one.content),
                 starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
                 turn: 0,
+                owners: None,
                 share: if share.pass > 1 { Account::default() } else { share.account },
                 calls: Vec::new(),
             }));
@@ -75,6 +82,10 @@ impl Place {
                 graph: self.dealt.as_ref().map(|dealt| dealt.content),
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
+                owners: self.owners.clone().map(|owners| match setting.rules.remembering {
+                    true => owners,
+                    false => Owners { entries: Vec::new(), ..owners },
+                }),
                 share: Account::default(),
                 calls: Vec::new(),
             }));
@@ -95,7 +106,7 @@ impl Setting {
     /// Asks for the state of `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
-        Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
+        Place::of(self, world, books, ago + if self.rules.rewinding { held } else { 0 })
     }
 
     /// Whether each state that can be asked for now names the right place.
@@ -107,7 +118,7 @@ impl Setting {
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
             return Ok(());
         }
-        let what = (&world.books, &world.all, world.given, world.delivered, world.epoch);
+        let what = (&world.books, &world.all, world.given, world.delivered, world.epoch, &world.record, &world.truth);
         if !self.checked.borrow_mut().insert(fingerprint(&what)) {
             return Ok(());
         }
@@ -138,8 +149,9 @@ impl Setting {
         }
         let mut least = Vec::new();
         for (worker, (given, snapshot)) in place.workers.iter().enumerate() {
-            let (made, share) = (self.made_by(worker), self.share_of(worker));
-            if *given != account_of(world.epoch, &made[..given.items as usize]) {
+            let made = self.made_by(&world.truth, worker);
+            let share = self.share_of(&world.truth, worker, 0);
+            if *given != account_of(world.epoch, first(&made, given.items)) {
                 return wrong("a place counts other items than were given");
             }
             if self.in_order && given.items != self.given_of(worker, world.delivered - ago as u8) {
@@ -153,13 +165,16 @@ impl Setting {
             if sent.items > given.items {
                 return wrong("a place names a snapshot beyond what was given");
             }
-            if self.makes_from(worker, content) != made[sent.items as usize..] {
+            if self.makes_from(world, worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
                 return wrong("a snapshot does not go on with what follows it");
             }
-            let behind = usize::from(content.read);
-            if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, &share[..behind]) {
+            let behind = u64::from(content.read);
+            if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, first(&share, behind)) {
                 return wrong("a snapshot was read from another place of its share");
             }
+        }
+        if self.is_free() && place.owners.is_none() {
+            return wrong("a place does not tell to whom items were dealt");
         }
         match &place.dealt {
             Some(dealt) => self.check_dealt(world, dealt, &least).or_else(wrong),
@@ -180,22 +195,17 @@ impl Setting {
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
-            if share.pass == 1 && *account != account_of(world.epoch, &self.share_of(worker)[..account.items as usize])
-            {
+            let dealt = self.share_of(&world.truth, worker, 0);
+            if share.pass == 1 && *account != account_of(world.epoch, first(&dealt, account.items)) {
                 return Err("other items were dealt than a worker has read");
             }
         }
         Ok(())
     }
 
-    /// The items of the source that are a worker's.
-    fn share_of(&self, worker: usize) -> Vec<u8> {
-        (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
-    }
-
     /// How many of the first `delivered` items are a worker's, in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
-        let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
+        let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(&[], worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
         for _ in 0..delivered {
             while left[turn % self.workers] == 0 {
@@ -209,16 +219,11 @@ impl Setting {
     }
 
     /// The items that a worker's graph makes from a snapshot on.
-    fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
-        let share = self.share_of(worker);
-        let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
-        let pass = |from: usize| {
-            share[from.min(most)..most].iter().flat_map(|&item| vec![item; self.outputs[usize::from(item)].into()])
-        };
+    fn makes_from(&self, world: &World, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
-            made.extend(pass(graph.read.into()));
-            (graph.pass + 1..self.passes).for_each(|_| made.extend(pass(0)));
+            made.extend(self.made_in(&world.truth, worker, graph.pass, graph.read.into()));
+            (graph.pass + 1..self.passes).for_each(|pass| made.extend(self.made_in(&world.truth, worker, pass, 0)));
         }
         made
     }
@@ -239,6 +244,11 @@ impl Setting {
             }
         }
     }
+}
+
+/// So many of the first items, or as many as there are: where a rule is wrong, it may be fewer.
+fn first(items: &[u8], count: u64) -> &[u8] {
+    &items[..items.len().min(count as usize)]
 }
 
 /// How far such items come.
@@ -262,13 +272,17 @@ impl World {
         let starts: Vec<Account> =
             going_on.iter().flat_map(|going_on| going_on.place.workers.iter().map(|(given, _)| *given)).collect();
         self.both_books().for_each(|books| drop(books.begin(&starts)));
+        self.know_owners(match &going_on {
+            Some(going_on) => going_on.place.owners.clone(),
+            None => setting.is_free().then(Owners::default),
+        });
         if let Some(going_on) = &going_on {
             let turn = going_on.place.turn;
             self.collecting.begin_at(turn);
             self.both_books().for_each(|books| books.begin_at(turn));
             for (worker, given) in starts.iter().enumerate() {
-                let made = setting.made_by(worker);
-                made[..given.items as usize].iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
+                let made = setting.made_by(&self.truth, worker);
+                first(&made, given.items).iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
             }
             self.delivered = starts.iter().map(|given| given.items as u8).sum();
             self.keep_what_goes_on(going_on);
@@ -277,6 +291,13 @@ impl World {
         self.told = 0;
         self.going_on = going_on;
         self.main = Main::Telling(self.number, setting.children());
+    }
+
+    /// Notes the owners with which an epoch is begun or gone on with: what else was dealt is in nobody's hands.
+    pub fn know_owners(&mut self, owners: Option<Owners>) {
+        let known = owners.as_ref().map_or(0, |owners| owners.since as usize + owners.entries.len());
+        self.truth.truncate(known);
+        self.record.begun = owners;
     }
 
     /// The command by which a child begins the epoch.
@@ -310,6 +331,7 @@ impl World {
     /// New processes over new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
+        self.record = Record::default();
         self.calls = Calls::new(setting.children());
         self.met.fill(None);
         self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());

@@ -74,17 +74,36 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     ]
 }
 
+/// The events where items are dealt to whoever is free.
+fn free_happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
+    let free = Setting { in_order: false, ..setting.clone() };
+    let mut all = happenings(&free);
+    let some_leave = Setting { header: Some(1), leavers: 1, ..free };
+    all.push(("one share left early, two passes", Setting { passes: 2, ..some_leave }));
+    all.retain(|(what, _)| *what != "out of order, breaks");
+    all
+}
+
 #[track_caller]
 fn all_hold(setting: &Setting) {
+    all_hold_of(setting, happenings(setting));
+}
+
+#[track_caller]
+fn all_hold_of(setting: &Setting, happenings: Vec<(&'static str, Setting)>) {
     let name = format!(
         "{} workers{}, windows {} and {}, {:?}",
         setting.workers,
-        if setting.dispatches { ", dispatching" } else { "" },
+        match (setting.dispatches, happenings.iter().all(|(_, setting)| setting.is_free())) {
+            (true, true) => ", dispatching freely",
+            (true, false) => ", dispatching",
+            (false, _) => "",
+        },
         setting.window,
         setting.dispatch_window,
         setting.outputs
     );
-    for (what, setting) in happenings(setting) {
+    for (what, setting) in happenings {
         let began = std::time::Instant::now();
         match explore(&setting) {
             Ok(explored) => println!("{name}: {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
@@ -122,6 +141,16 @@ fn two_workers_and_the_dispatching_process() {
 }
 
 #[test]
+fn a_dispatching_process_that_deals_to_whoever_is_free() {
+    let one = setting(1, true, &[2, 0, 1]);
+    let two = Setting { epochs: 1, ..setting(2, true, &[2, 1]) };
+    let wide = Setting { window: 2, dispatch_window: 2, outputs: &[2], ..two.clone() };
+    for setting in [one, two, wide, setting(2, true, &[2])] {
+        all_hold_of(&setting, free_happenings(&setting));
+    }
+}
+
+#[test]
 fn three_workers_and_the_dispatching_process() {
     all_hold(&setting(3, true, &[0, 2]));
 }
@@ -131,6 +160,8 @@ fn three_workers_and_the_dispatching_process() {
 fn three_workers_and_the_dispatching_process_with_more_items() {
     all_hold(&setting(3, true, &[2, 0, 1]));
     all_hold(&setting(3, true, &[0, 1, 1]));
+    let free = setting(2, true, &[2, 0, 1]);
+    all_hold_of(&free, free_happenings(&free));
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(3, true, &[0, 2]) });
 }
 

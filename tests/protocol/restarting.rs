@@ -116,8 +116,9 @@ impl World {
             self.calls.settle_behind(worker, received[worker].items);
             self.had[worker] = received[worker].items;
         }
-        let place = Place::at(setting, &self.books, received);
+        let place = Place::at(setting, self, &self.books, received, setting.rules.reaching_back);
         let starts = place.resumptions(setting);
+        self.know_owners(place.owners);
         if setting.dispatches {
             self.dealt.iter_mut().for_each(|link| *link = Link::new());
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
+use torchdata_core::protocol::{Account, Command, Dealt, Owners, Reader, Share, Snapshot, Stream};
 
 use super::child::outgoing;
 use super::memory::{Kind, Pump, Unit};
@@ -33,6 +33,8 @@ pub struct Resumption {
     /// behind these, where that is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
+    /// To whom the dispatching process has dealt items freely.
+    pub owners: Option<Owners>,
     /// The part of its share that a worker had read.
     pub share: Account,
     /// Main's function, if it is to be met: behind how many items, and its number.
@@ -148,7 +150,7 @@ impl Setting {
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
-        if world.snapshots == 0 || !between || !child.may_save {
+        if world.snapshots == 0 || !between || !child.may_save || child.pump.dealing.is_beyond() {
             return None;
         }
         let mut after = world.clone();

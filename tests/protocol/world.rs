@@ -7,11 +7,11 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, Dealt, Obedience, Replacing};
+use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
 
 use super::explore::{self, Model};
 use super::going_on::GoingOn;
-use super::memory::{Link, Pump, ReadEnd, Unit};
+use super::memory::{Link, Pump, ReadEnd, Record, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::Shared;
 
@@ -48,6 +48,14 @@ pub struct Rules {
     pub placing: bool,
     /// A call waits until a worker has made the items again that main has.
     pub holding: bool,
+    /// A place tells to whom items were dealt freely since the dispatching process's snapshot.
+    pub remembering: bool,
+    /// To whom an item is dealt is recorded before it is sent.
+    pub recording: bool,
+    /// Where passes end is recorded.
+    pub parting: bool,
+    /// Those who take places begin the record with all that a state may name.
+    pub reaching_back: bool,
 }
 
 pub const PRESENT: Rules = Rules {
@@ -66,6 +74,10 @@ pub const PRESENT: Rules = Rules {
     together: true,
     placing: true,
     holding: true,
+    remembering: true,
+    recording: true,
+    parting: true,
+    reaching_back: true,
 };
 
 /// Which loader, and what may happen to it.
@@ -290,6 +302,10 @@ pub struct World {
     pub told: u8,
     /// An act of a child that breaks a rule.
     pub broken: Option<&'static str>,
+    pub record: Record,
+    /// All entries of this epoch, whoever knows them, and one that is recorded late.
+    pub truth: Vec<DealEntry>,
+    pub late: Option<DealEntry>,
     pub children: Shared<Child>,
     /// Links of the workers to main, and of the dispatching process to the workers.
     pub out: Shared<Link>,
@@ -325,23 +341,49 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// The items that a worker makes of its share, in order, as numbers of the source's items.
-    pub fn made_by(&self, worker: usize) -> Vec<u8> {
-        let source = 0..self.outputs.len() as u8;
-        let share: Vec<u8> = source.filter(|&item| item as usize % self.workers == worker).collect();
-        let share = &share[..self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()))];
-        let pass = share.iter().flat_map(|&item| (0..self.outputs[item as usize]).map(move |_| item));
-        let pass: Vec<u8> = pass.collect();
-        (0..self.passes).flat_map(|_| pass.iter().copied()).collect()
+    /// Whether the dispatching process deals to whoever is free.
+    pub fn is_free(&self) -> bool {
+        self.dispatches && !self.in_order
+    }
+
+    /// The items of the source that are a worker's in a pass, as numbers; if they are dealt freely, by the truth.
+    pub fn share_of(&self, truth: &[DealEntry], worker: usize, pass: u32) -> Vec<u8> {
+        if !self.is_free() {
+            return (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect();
+        }
+        let of_pass = truth.split(|&owner| owner == DealEntry::NextPass).nth(pass as usize).unwrap_or_default();
+        let items = (0..).zip(of_pass).filter(|&(_, &owner)| owner == DealEntry::Reader(worker as u16));
+        items.map(|(item, _)| item).collect()
+    }
+
+    /// The items that a worker makes of its share in a pass, from one of its items on.
+    pub fn made_in(&self, truth: &[DealEntry], worker: usize, pass: u32, from: usize) -> Vec<u8> {
+        let share = self.share_of(truth, worker, pass);
+        let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
+        let made = share[from.min(most)..most]
+            .iter()
+            .map(|&item| vec![item; self.outputs.get(usize::from(item)).copied().unwrap_or_default().into()]);
+        made.flatten().collect()
+    }
+
+    /// The items that a worker makes of its shares, in order.
+    pub fn made_by(&self, truth: &[DealEntry], worker: usize) -> Vec<u8> {
+        (0..self.passes).flat_map(|pass| self.made_in(truth, worker, pass, 0)).collect()
+    }
+
+    /// Whether some workers leave their shares early.
+    pub fn leaves_some(&self) -> bool {
+        self.header.is_some() && self.leavers > 0
     }
 
     pub fn header_of(&self, worker: usize) -> Option<u8> {
         self.header.filter(|_| worker < self.leavers.min(self.workers))
     }
 
-    /// The items that an epoch delivers in strict order.
-    pub fn expected(&self) -> Vec<u8> {
-        let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(|worker| self.made_by(worker).into()).collect();
+    /// The items that an epoch delivers, in strict order.
+    pub fn expected(&self, truth: &[DealEntry]) -> Vec<u8> {
+        let made = |worker| self.made_by(truth, worker).into();
+        let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(made).collect();
         let mut expected = Vec::new();
         while shares.iter().any(|share| !share.is_empty()) {
             shares.iter_mut().for_each(|share| expected.extend(share.pop_front()));
@@ -388,6 +430,9 @@ impl Model for Setting {
             replacing: Replacing::new(self.workers, self.dispatches),
             told: 0,
             broken: None,
+            record: Record::default(),
+            truth: Vec::new(),
+            late: None,
             children: self.fresh_children(),
             out: links(self.workers),
             dealt: links(if self.dispatches { self.workers } else { 0 }),

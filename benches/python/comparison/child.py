@@ -83,9 +83,14 @@ class Run:
         import torchdata.dataloader2  # noqa: F401 - imports are no part of any measurement
         from comparison import pipes
 
-        graph = pipes.dispatched if self.options.get("dispatched") else pipes.shared_out
+        graph = pipes.shared_out
+        for name in {"dispatched", "dealt"} & self.options.keys():
+            graph = getattr(pipes, name)
+        service = {name: self.options[name] for name in ("in_order",) if name in self.options}
         start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
-        return lambda source, **options: pipes.loader(graph(source, self.make), start_method, workers, **options)
+        return lambda source, **options: pipes.loader(
+            graph(source, self.make), start_method, workers, **service, **options
+        )
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata._native import Calls
+from torchdata._native import Calls, Collector
 from torchdata._plain_pickles import loads_plain
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Call",
     "Kept",
     "KeptDealt",
+    "KeptOwners",
     "Resumption",
     "cadence",
     "check_seal",
@@ -62,11 +63,13 @@ _ITEMS = 32
 Call = tuple[int, int, Callable[[Any], Any]]
 #: The dispatching process's: the pass, what it had dealt to each worker, the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
+#: The workers to which items were dealt freely, from one position on, up to the last one that was: two bytes each.
+KeptOwners = tuple[int, bytes]
 
 #: Magic, version, length and CRC-32 of what follows.
 _HEADER = struct.Struct("<4sIQI")
 _MAGIC, _VERSION = b"tdrs", 1
-_REASON, _LONGEST_REASON = b"tdno", 2000
+_REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
@@ -101,6 +104,7 @@ class Resumption:
         turn: the link that sends the first item.
         passed: passes of the dispatched items that a worker had read whole.
         share: the part of the pass after those that it had read.
+        owners: to whom the dispatching process had dealt items freely; None if it deals in turn.
         calls: functions that were applied to the graph in this epoch, in their order.
     """
 
@@ -109,6 +113,7 @@ class Resumption:
     turn: int = 0
     passed: int = 0
     share: Account = (0, 0)
+    owners: KeptOwners | None = None
     calls: tuple[Call, ...] = ()
 
     @property

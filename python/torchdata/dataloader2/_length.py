@@ -23,7 +23,7 @@ from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-__all__ = ["length_of_epoch", "skeleton"]
+__all__ = ["advice_on", "length_of_epoch", "skeleton"]
 
 #: Containers in a pipe up to this length are copied, because settings may be written into them.
 _SMALL = 64
@@ -86,7 +86,14 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         with certain_lengths():  # not those that are guesses, or for which a pipe would read all items
             return _Epoch(datapipe, service).length()
     except Exception as error:
-        raise TypeError(f"this DataLoader2 has no length: {error}") from error
+        raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
+
+
+def advice_on(error: BaseException) -> str:
+    """Which pipe does not know its length, of all that have asked each other for theirs, and the remedy."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{error}; if you know how many items come from that pipe, say it by `.set_length(n)` behind it"
 
 
 class _Epoch:

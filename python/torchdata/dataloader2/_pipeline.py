@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._reporting import add_note
 from torchdata._threads import Work
 from torchdata.dataloader2._arguments import require_service
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._length import length_of_epoch, skeleton
+from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
@@ -143,10 +144,10 @@ class Pipeline:
 
     def let_move(self) -> None:
         """Makes the graph anew if the service runs the next epoch in the main process after workers, or in workers."""
-        if not self.is_taken_over:
+        if not self.is_taken_over or not self.contract.moves():
             return
         with InterruptsDeferred():
-            if self.contract.moves():
+            if self.contract.move():
                 self.datapipe = self.snapshot.copy()
                 self.is_taken_over = False
 
@@ -168,7 +169,11 @@ class Pipeline:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self.require_pipe()
         contract = self.contract
-        length = contract.count_items(self.datapipe)
+        try:
+            length = contract.count_items(self.datapipe)
+        except TypeError as error:  # of the pipe, whose message old code knows
+            add_note(error, advice_on(error))
+            raise
         if length is not None:
             return length
         if not self.is_taken_over:

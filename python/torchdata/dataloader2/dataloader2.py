@@ -8,13 +8,7 @@ recorder of statistics; each owns what is its own, and the loader locks, ends an
 
 from __future__ import annotations
 
-import atexit
-import os
-import threading
-import traceback
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
@@ -23,16 +17,17 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata._threads import end_all
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, service_of
 from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
 from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
+from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._iterator import SHUT_DOWN, DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._iterator import DataLoader2Iterator
 from torchdata.dataloader2._loader_state import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2._loader_state import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
 from torchdata.dataloader2._loader_state import unpack_randomness
+from torchdata.dataloader2._parts import part
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import checked
 from torchdata.dataloader2._seeds import Seeds
@@ -41,7 +36,6 @@ from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.serialization import serialize_datapipe as serialize_datapipe
-from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
@@ -68,17 +62,8 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
-#: The loaders of this process that are not shut down, by identity; the interpreter shuts them down when it exits.
-#: No WeakSet, which calls Python code when a loader dies: what Ctrl-C raises there is lost.
-_open_loaders: dict[int, weakref.ref[DataLoader2[Any]]] = {}
-
 #: The attributes that a loader makes for itself; those of a subclass its copies have, too.
-_OWN = frozenset(
-    {
-        *("_changing", "_ended", "_is_noted", "_keeper", "_owner_pid", "_patience", "_pipeline", "_recorder", "_run"),
-        *("_seeds", "_terminated"),
-    }
-)
+_OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
 class DataLoader2(Finalized, Generic[T_co]):
@@ -162,7 +147,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
     ) -> None:
-        self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
+        self._ended = True  # a loader whose construction fails has nothing to shut down
         refuse_arguments(of_torchs_loader)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         recorder = Recorder(stats, stall_warning)
@@ -177,78 +162,22 @@ class DataLoader2(Finalized, Generic[T_co]):
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(pipeline, seeds, self._run)
-        self._changing = threading.RLock()  # by who begins an epoch, loads a state, or shuts down
-        self._owner_pid = os.getpid()
-        self._patience = 2.0  # seconds that `shutdown` waits for threads
-        self._is_noted = True  # whether somebody may ask for the state after that
-        self._terminated = self._ended = False
-        _open_loaders[id(self)] = weakref.ref(self)
+        self._ending = Ending(self, pipeline, self._run, self._keeper, recorder)
+        self._ended = False  # `Finalized` looks at this
 
     # -- what others know by these names -----------------------------------------------------------
 
-    @property
-    def datapipe(self) -> Any:
-        """The last pipe of the graph that is read: what the adapters have made of it, and then the service."""
-        return self._pipeline.datapipe
-
-    @datapipe.setter
-    def datapipe(self, datapipe: Any) -> None:
-        self._pipeline.datapipe = datapipe
-
-    @property
-    def datapipe_adapter_fns(self) -> list[Any] | None:
-        """The adapters; None without any."""
-        return self._pipeline.adapters
-
-    @property
-    def reading_service(self) -> Any:
-        """The copy of the service that runs the graph; None without one."""
-        return self._pipeline.service
-
-    @reading_service.setter
-    def reading_service(self, service: Any) -> None:
-        self._pipeline.service = service
-
-    @property
-    def reading_service_state(self) -> bytes | None:
-        """The service's part of a loaded state."""
-        return self._pipeline.service_state
-
-    @property
-    def valid_iterator_id(self) -> int | None:
-        """The number of the iterator that is valid; None before the first one."""
-        valid: int | None = self._run.delivery.valid
-        return valid
-
-    @valid_iterator_id.setter
-    def valid_iterator_id(self, number: int | None) -> None:
-        self._run.delivery.valid = number
-
-    @property
-    def _datapipe_iter(self) -> Any:
-        return self._run.delivery.source
-
-    @property
-    def _reset_iter(self) -> bool:
-        """Whether the next `iter` begins an epoch; not before an item was asked for."""
-        begun: bool = self._run.delivery.begun
-        return begun
-
-    @_reset_iter.setter
-    def _reset_iter(self, reset: bool) -> None:
-        self._run.delivery.begun = reset
-
-    @property
-    def _is_paused(self) -> bool:
-        return self._run.is_paused
-
-    @property
-    def _seed_generator(self) -> SeedGenerator:
-        return self._seeds.generator
-
-    @property
-    def _initial_seed_generator(self) -> SeedGenerator:
-        return self._seeds.initial
+    datapipe = part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
+    datapipe_adapter_fns = part("_pipeline.adapters", "The adapters; None without any.")
+    reading_service = part("_pipeline.service", "The copy of the service that runs the graph; None without one.")
+    reading_service_state = part("_pipeline.service_state", "The service's part of a loaded state.")
+    valid_iterator_id = part("_run.delivery.valid", "The number of the valid iterator; None before the first one.")
+    _datapipe_iter = part("_run.delivery.source")
+    _reset_iter = part("_run.delivery.begun", "Whether the next `iter` begins an epoch.")
+    _is_paused = part("_run.is_paused")
+    _seed_generator = part("_seeds.generator")
+    _initial_seed_generator = part("_seeds.initial")
+    _terminated = part("_ending.has_begun")
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
@@ -337,9 +266,9 @@ class DataLoader2(Finalized, Generic[T_co]):
             TypeError: what the loader was given is no pipe; or a reading service's state was loaded, and the service
                 cannot take it.
         """
-        self._take_over_in_child()
+        self._ending.take_over_in_child()
         run = self._run
-        with self._changing:
+        with self._ending.changing:
             if self._terminated:
                 raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
             if self.datapipe is None:
@@ -354,22 +283,6 @@ class DataLoader2(Finalized, Generic[T_co]):
             run.is_limited = False
             self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
             return DataLoader2Iterator(self, self.valid_iterator_id)
-
-    def _take_over_in_child(self) -> None:
-        """Makes a loader that a forked child inherited the child's, unless worker processes of its parent run it.
-
-        Raises:
-            RuntimeError: they do.
-        """
-        if self._owner_pid == os.getpid():
-            return
-        if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
-            raise RuntimeError(
-                f"this DataLoader2 belongs to process {self._owner_pid}, whose worker processes run it, and this is a "
-                "forked child of that: make a loader of your own in the child"
-            )
-        self._run.held, self._changing = threading.RLock(), threading.RLock()  # a thread of the parent may hold them
-        self._owner_pid = os.getpid()
 
     def __len__(self) -> int:
         """The number of items of an epoch. Asking starts nothing.
@@ -503,7 +416,7 @@ class DataLoader2(Finalized, Generic[T_co]):
                 of another pipeline, or it needs modules that are not here, or holds what must not be unpickled. The
                 loader is as it was then.
         """
-        with self._changing:
+        with self._ending.changing:
             if self._terminated:
                 raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
             self._keeper.load(state_dict, strict, allow_pickle)
@@ -541,52 +454,11 @@ class DataLoader2(Finalized, Generic[T_co]):
         that reads gets a RuntimeError. Where Ctrl-C cut it off, the next call goes on. In a forked child, which only
         inherited the loader, the processes of the service are left alone.
         """
-        if self._ended:
-            return
-        self._terminated = True
-        over = FinishedIterator(None, SHUT_DOWN)
-        if os.getpid() != self._owner_pid:
-            self._run.delivery.source = over
-            self._set_ended()
-            return
-        with self._excluding_others(self._patience):
-            if not self._ended:  # by another thread, meanwhile
-                self._shut_down(over)
-
-    @contextmanager
-    def _excluding_others(self, seconds: float) -> Iterator[None]:
-        """Excludes others who change what the loader does; one who hangs there is not waited for any longer."""
-        is_alone = self._changing.acquire(timeout=seconds)
-        try:
-            yield
-        finally:
-            if is_alone:
-                self._changing.release()
-
-    def _shut_down(self, over: FinishedIterator) -> None:
-        run, pipeline = self._run, self._pipeline
-        run.patience = self._patience
-        try:
+        if not self._ended:
             try:
-                if self._is_noted:
-                    self._keeper.note_left(bool(pipeline.works()))
-                if run.is_iterating:
-                    pipeline.leave_ranks(for_good=True)
-                run.close()
+                self._ending.run()
             finally:
-                run.delivery.source = over
-                if pipeline.service is not None:
-                    pipeline.service.finalize()
-            end_all(pipeline.works(), self._patience)  # which may wait for the processes of the service before
-        except Exception:
-            self._set_ended()
-            raise
-        self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
-
-    def _set_ended(self) -> None:
-        self._ended = True
-        self._recorder.close()
-        _open_loaders.pop(id(self), None)
+                self._ended = self._ending.is_over
 
     def _finalize(self, interrupted: bool) -> None:
         """Does the work of `__del__`: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off
@@ -594,7 +466,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
-                    self._is_noted = False
+                    self._ending.is_noted = False
                     self.shutdown()
 
     def __enter__(self) -> DataLoader2[T_co]:
@@ -621,7 +493,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         return {**{name: value for name, value in vars(self).items() if name not in _OWN}, "_made_of": parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._terminated = self._ended = True  # until it is whole
+        self._ended = True  # until it is whole
         self._set_up(*state["_made_of"].parts(_serialized))
         state["_made_of"].load_into(self._run, self._keeper)
         vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
@@ -687,7 +559,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 
     def _state_in_words(self) -> str:
-        if self._ended or self._terminated:
+        if self._terminated:
             return "shut down"
         if self.valid_iterator_id is None:
             return "not begun"
@@ -706,20 +578,6 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         stats = self.stats()
         return graph_of_stats(stats) if stats.pipes else graph_of_pipe(self.datapipe)
-
-
-def _shut_down_open_loaders() -> None:
-    for reference in list(_open_loaders.values()):
-        try:
-            if (loader := reference()) is not None:
-                loader._patience = 0.0  # all threads are waited for together, later
-                loader._is_noted = False
-                loader.shutdown()
-        except Exception:
-            traceback.print_exc()
-
-
-atexit.register(_shut_down_open_loaders)
 
 
 def _serialized(snapshot: Snapshot) -> bytes:

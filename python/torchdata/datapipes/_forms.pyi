@@ -646,6 +646,21 @@ class IterForms(FunctionalForms, Generic[T_co]):
         nothing.
         """
 
+    def read_lance(
+        self,
+        dataset: Any,
+        columns: list[str] | None = None,
+        *,
+        rows: bool = True,
+        frame_size: int | None = None,
+        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+        dtype: Any = None,
+        writable: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked
+        for at once.
+        """
+
     def readlines(
         self,
         *,

@@ -25,6 +25,7 @@ from torchdata.datapipes._pipe.hooks import PipeHooks
 from torchdata.datapipes._pipe.iteration import can_reset, give_later_seeds, is_restorable, start_pass
 from torchdata.datapipes._pipe.record import record_of, token_of
 from torchdata.datapipes._pipe.registry import FunctionalForms
+from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
 from torchdata.datapipes._pipe.torch import Counterpart, derives_from_twin, meet_torch
 from torchdata.datapipes._pipe.traversal import know_bases, know_virtual
@@ -62,6 +63,9 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     marked = datapipe.__dict__.pop("_snapshot_state", None)
     if forwarded is not None:  # torch's helper for snapshots has read the beginning
         return forwarded
+    running = taken_again(datapipe)
+    if running is not None:
+        return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
         resumed = True  # as torch has it, a copy that somebody marked so goes on with what was pickled of it
@@ -91,14 +95,19 @@ def _begun(
 ) -> Iterator[Any]:
     if not resumed:
         datapipe.reset()
-    if record_of(datapipe).ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
+    record = record_of(datapipe)
+    renewal = None if record.claim is None else renewal_of(datapipe, function)
+    if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
         iterator: Iterator[Any] = iter(())  # and what it reads from is left alone
     elif is_read_whole(datapipe):
         iterator = begin_whole(lambda: function(datapipe))
     else:
         iterator = function(datapipe)
+    if renewal is not None:
+        iterator = renewal.over(iterator)
     trace = None if tracing.current is None else tracing.current.register(datapipe)
     guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, trace)
+    keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
     if to_the_end:  # what comes behind the last item may draw, too

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
+from torchdata._stateful import is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import Fields
@@ -15,7 +16,6 @@ from torchdata.nodes._iterating import IteratingNode
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import Mapper
-from torchdata.nodes.types import Stateful
 
 __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 
@@ -57,7 +57,7 @@ class IterableWrapper(IteratingNode[T]):
         self.iterable = iterable
         if isinstance(iterable, IterDataPipe):
             self._read_by(PipePlace(iterable))
-        elif isinstance(iterable, Stateful):
+        elif is_stateful(iterable):
             self._stateful = iterable
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -133,7 +133,7 @@ class SamplerWrapper(IteratingNode[T]):
         self.sampler: Any = sampler
         self.epoch = check_int("SamplerWrapper", "initial_epoch", initial_epoch)
         self.epoch_updater = epoch_updater or self._default_epoch_updater
-        if isinstance(sampler, Stateful):
+        if is_stateful(sampler):
             self._stateful = sampler
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -149,7 +149,7 @@ class SamplerWrapper(IteratingNode[T]):
         else:
             fields = Fields("SamplerWrapper", initial_state)
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
-            if self.UPDATER_KEY in fields and isinstance(self.epoch_updater, Stateful):
+            if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
                 self.epoch_updater.load_state_dict(fields[self.UPDATER_KEY])
             self._go_to(fields)
         super().reset(initial_state)
@@ -165,7 +165,7 @@ class SamplerWrapper(IteratingNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
         state = {**super().get_state(), self.EPOCH_KEY: self.epoch, self.STARTED_KEY: self._started}
-        if isinstance(self.epoch_updater, Stateful):
+        if is_stateful(self.epoch_updater):
             state[self.UPDATER_KEY] = self.epoch_updater.state_dict()
         return state
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata._native import SharedIterator
+from torchdata._stateful import state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import (
@@ -21,7 +22,6 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import state_of
 from torchdata.stateful_dataloader._pinning import pinned
 from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._skipping import NOTHING, Counts, Skipped
@@ -96,7 +96,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             place = place and {**place, "random": None}
-            if self._num_yielded == 0:  # the epoch begins, as in `__init__`
+            if not self._has_read:  # the epoch begins, as in `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
@@ -105,12 +105,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 # Read from the beginning, under the generators that were in force then.
                 set_all(self._then)
                 self._collate = place["collate_state"]
-                place["since"] = self._num_yielded
+                place["since"] = self._num_yielded + self._num_empty
             if place:
                 self._reader.restore(place)
             else:
                 self._reader.begin()
-        if self._num_yielded:
+        if self._has_read:
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
@@ -129,6 +129,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             self._reader.keep_place()
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
+            if data is NOTHING:
+                self._num_empty += 1
+                self._order.give_back(self._index, self._reader.left)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data
@@ -145,7 +148,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def _note_skipped(self, skipped: Skipped) -> None:
         found = self._reader.skipped
-        skipped.count(self._reading.samples_of(self._index), found)
+        skipped.count(self._reader.seen, found)
         skipped.tell(found)
 
     def next(self) -> Any:
@@ -166,7 +169,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Where the iterator stands."""
         place = copied(self._reader.place())
         self._reader.took(place)
-        begins = self._num_yielded == 0 and not self._finished
+        begins = not self._has_read and not self._finished
         again = self._reading.is_iterable and not self._reader.restores_place
         # Before the first batch nobody knows which of them its samples draw from.
         moved = GLOBAL if begins else self._moved_names()

@@ -63,6 +63,10 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._lives_on = False
         #: What is skipped of the epoch; None if nothing may be.
         self._skipped = Skipped.of(loader, None if state is None or is_over(state) else state["skipped"])
+        #: Batches of which all was skipped, and that were not handed over.
+        self._num_empty = 0
+        if state is not None and not is_over(state) and state["skipped"] is not None:
+            self._num_empty = state["_sampler_iter_yielded"] - state["_num_yielded"]
         #: Batches to pass over, of a state that says no more.
         self._passing_over = 0
         if state is None:
@@ -95,6 +99,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             drop_last=self._drop_last,
             batch_size=loader.batch_size,
             skips=self._skipped is not None,
+            fills=loader.error_fill,
+            keeps=loader.error_fill and not loader.num_workers,
         )
 
     def _begin_drawing(self, loader: Any) -> None:
@@ -108,6 +114,11 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     def _next_index(self) -> Any:
         return self._order.draw()
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether a batch of this epoch was handed over, or passed over because all of it was skipped."""
+        return self._num_yielded + self._num_empty > 0
 
     def __next__(self) -> Any:
         try:
@@ -151,7 +162,7 @@ class StatefulIterator(_BaseDataLoaderIter):
     def _state(self, waiting: list[Any], places: list[Any], last_worker: int) -> dict[str, Any]:
         """The state of the loader, as it is saved."""
         reading = self._reading
-        batches = (self._num_yielded, (reading.batch_size or 0) * reading.auto_collation)
+        batches = (self._num_yielded + self._num_empty, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
         theirs, ours = self._order.state(waiting, self._finished, iterable, self._in_order)
         main = theirs | {

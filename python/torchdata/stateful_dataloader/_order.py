@@ -26,7 +26,7 @@ from torch.utils.data import (
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, words_of
@@ -98,6 +98,11 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iter(())
         #: Indices that are to come before those of the sampler.
         self._owed: deque[Any] = deque()
+        #: The index that the sampler gave to tell whether it draws on. It counts as one that is still to be drawn.
+        self._early: deque[Any] = deque()
+        #: Whether batches are filled up from which samples were left out; and indices to begin further batches with.
+        self._fills: bool = loader.error_fill
+        self._spare: deque[Any] = deque()
         #: Whether some of those that were drawn before them were not given: they stand in the state.
         self._has_holes = False
         #: How many the sampler has given, and whether that was all.
@@ -122,19 +127,55 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, made since `note_random`.
         """
-        self._owed.clear()
-        self._kept.clear()
+        for indices in (self._owed, self._early, self._spare, self._kept):
+            indices.clear()
         self.drawn, self._ended, self._has_holes = 0, False, False
         self._iterator = iterator
 
-    def draw(self) -> Any:
+    def draw(self, is_busy: bool = False) -> Any:
         """The next index.
+
+        Args:
+            is_busy: whether others were given that may come back in part. The last batch of an epoch, if it is to be
+                filled up, waits for these.
 
         Raises:
             StopIteration: there is none.
         """
         if self._owed:
             return self._owed.popleft()
+        return self._draw_full(is_busy) if self._fills and not self._never_ends else self._draw()
+
+    def _draw_full(self, is_busy: bool) -> Any:
+        """The next batch of indices: those that were given back come first, and all batches but the last are full."""
+        spare, size = self._spare, self._size or 1
+        while len(spare) < size:
+            try:
+                batch = self._draw()
+            except StopIteration:
+                if is_busy or not spare or self._sampler.drop_last:
+                    raise
+                break
+            if not spare and len(batch) == size:
+                return batch
+            spare.extend(batch)
+            self._has_holes = True
+        return [spare.popleft() for _ in range(min(size, len(spare)))]
+
+    def give_back(self, batch: Any, left: list[int] | None) -> None:
+        """Has further batches begin with those of a batch that were read, if it is to be filled up.
+
+        Args:
+            batch: the indices that were given.
+            left: the places of those that were read; None if that was all, or nothing is filled up.
+        """
+        if left:
+            self._spare.extendleft(batch[place] for place in reversed(left))
+            self._has_holes = True
+
+    def _draw(self) -> Any:
+        if self._early:
+            return self._early.popleft()
         if self._ended:
             raise StopIteration
         if (self._is_known and self.drawn > 0) or self._is_plain:
@@ -168,7 +209,7 @@ class IndexOrder:
             return self._iterator.keeps_place
         if type(self._iterator) is RandomIndices:
             return False
-        return isinstance(self._sampler, Stateful) or isinstance(self._iterator, Stateful)
+        return is_stateful(self._sampler) or is_stateful(self._iterator)
 
     def _keep(self) -> None:
         kept = self._kept
@@ -192,8 +233,8 @@ class IndexOrder:
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
-        waiting = [*waiting, *self._owed]
-        given = self.drawn - len(waiting)
+        waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
+        given = self.drawn - len(waiting) - len(self._early)
         theirs: dict[str, Any] = {
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
@@ -207,7 +248,8 @@ class IndexOrder:
             theirs["_sampler_iter_yielded"], size = batches
             theirs["_sampler_iter_state"] = {"samples_yielded": batches[0] * size} if size else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
-            count = sum(map(len, waiting)) if isinstance(self._iterator, BatchIndices) else len(waiting)
+            undrawn = [*waiting, *self._early]
+            count = sum(map(len, undrawn)) if isinstance(self._iterator, BatchIndices) else len(undrawn)
             theirs["_sampler_iter_state"] = self._iterator.state_before(count)
         moments: dict[str, Any] = {"now": self._drawing.encoded(now)}
         if not (self._is_plain or self._keeps_place or self._comes_of_a_generator or finished):
@@ -220,7 +262,7 @@ class IndexOrder:
     @property
     def _keeps_user_s(self) -> bool:
         """Whether the sampler, whose iterator may not have begun, has a state of a user's."""
-        return self._keeps_place or isinstance(innermost_of(self._sampler), Stateful)
+        return self._keeps_place or is_stateful(innermost_of(self._sampler))
 
     @property
     def _comes_of_a_generator(self) -> bool:
@@ -270,9 +312,10 @@ class IndexOrder:
         self._check_size(state)
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
-        self._owed.clear()
-        self._kept.clear()
-        self._ended, self.drawn, self._has_holes = False, 0, len(state["indices"]) > 1
+        for indices in (self._owed, self._early, self._spare, self._kept):
+            indices.clear()
+        self._ended, self.drawn = False, 0
+        self._has_holes = len(state["indices"]) > 1 or (self._fills and bool(state["indices"]))
         with self._drawing.going_on(now):
             if "iter" not in state["generators"]:
                 self._load(state)
@@ -281,7 +324,17 @@ class IndexOrder:
                 self._drawing.set(iter_)
                 self._iterator = iter(self._sampler)
                 self._pass_over(first, now, state)
+        if self._fills and not self._never_ends:
+            self._spare_odd()
         return self._iterator
+
+    def _spare_odd(self) -> None:
+        """Has those that are owed dealt in full batches."""
+        owed, size = list(self._owed), self._size
+        full = next((number for number, batch in enumerate(owed) if len(batch) != size), len(owed))
+        self._owed = deque(owed[:full])
+        for batch in owed[full:]:
+            self._spare.extend(batch)
 
     def _check_size(self, state: dict[str, Any]) -> None:
         """Raises ValueError if batches have another size, and it is not known where the first one begins."""
@@ -296,7 +349,7 @@ class IndexOrder:
             why = (
                 f"the place in the {type(self._sampler).__name__} is a number of batches. Give the loader `batch_size`"
             )
-        elif state["indices"]:
+        elif state["indices"] and not self._fills:
             why = (
                 "it holds batches that were drawn and not given: it was saved with in_order=False, or before the first "
                 "batch of a sampler with a state"
@@ -321,10 +374,10 @@ class IndexOrder:
     def _load(self, state: dict[str, Any]) -> None:
         """Restores a sampler by its state, or by its iterator's."""
         drawn = state["_sampler_iter_yielded"] + len(state["indices"])
-        if isinstance(self._sampler, Stateful) and state["_index_sampler_state"] is not None:
+        if is_stateful(self._sampler) and state["_index_sampler_state"] is not None:
             self._sampler.load_state_dict(state["_index_sampler_state"])
         self._iterator = iter(self._sampler)
-        if state["_sampler_iter_state"] is not None and isinstance(self._iterator, Stateful):
+        if state["_sampler_iter_state"] is not None and is_stateful(self._iterator):
             self._iterator.load_state_dict(state["_sampler_iter_state"])
         elif state["_index_sampler_state"] is None and not self._never_ends:
             pass_over(self._iterator, drawn)
@@ -356,7 +409,7 @@ class IndexOrder:
         # on was ahead of what was given: its generators are where passing over, and one index more, leave them.
         before = self._drawing.now()
         with contextlib.suppress(StopIteration):
-            self._owed.append(self._next())
+            self._early.append(self._next())
         if given == 0 or _is_equal(before, self._drawing.now()):
             self._drawing.set(self._settled(now))
 
@@ -398,9 +451,9 @@ class IndexOrder:
             return
         # One that had made itself ready for the next epoch, and begins that now: it is to begin it later.
         sampler, inner = state["_index_sampler_state"], innermost_of(self._sampler)
-        if isinstance(self._sampler, Stateful) and sampler is not None:
+        if is_stateful(self._sampler) and sampler is not None:
             self._sampler.load_state_dict(sampler)
-        elif isinstance(inner, Stateful) and "sampler_state" in (state["_sampler_iter_state"] or {}):
+        elif is_stateful(inner) and "sampler_state" in (state["_sampler_iter_state"] or {}):
             inner.load_state_dict(state["_sampler_iter_state"]["sampler_state"])
 
 
@@ -416,9 +469,3 @@ def _is_equal(one: Moment, other: Moment) -> bool:
         return repr(state) if words is None else (words[0].tobytes(), words[1])
 
     return all(flat(one[key]) == flat(other[key]) for key in one)
-
-
-def state_of(one: Any) -> Any:
-    """The state of an object that has one, else None."""
-    # As `isinstance(one, Stateful)`, which takes some microseconds.
-    return one.state_dict() if hasattr(one, "state_dict") and hasattr(one, "load_state_dict") else None

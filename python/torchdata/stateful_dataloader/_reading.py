@@ -20,12 +20,11 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._frozen import copied, freeze
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
-from torchdata.stateful_dataloader._order import state_of
-from torchdata.stateful_dataloader._skipping import SkippingFetcher
+from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
@@ -52,8 +51,11 @@ class Reading:
     drop_last: bool
     #: Samples of a batch, if an iterable dataset is read in batches.
     batch_size: int | None
-    #: Whether indices are skipped at which the dataset raises.
+    #: Whether samples are skipped at which the dataset raises.
     skips: bool = False
+    #: Whether batches from which samples were left out are filled up; and whether what was read of them is kept.
+    fills: bool = False
+    keeps: bool = False
 
     @property
     def is_iterable(self) -> bool:
@@ -61,7 +63,9 @@ class Reading:
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """How many samples an index of the sampler asks for."""
+        """How many samples an index of the sampler, or an order of an iterable dataset, asks for."""
+        if self.is_iterable:
+            return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
 
     def iterable_index(self) -> Any:
@@ -104,18 +108,28 @@ class Reader:
         """Whether the place in the dataset is restored by a state, and not by reading from the beginning."""
         if not self.reading.is_iterable:
             return True
-        return isinstance(self.reading.dataset, Stateful) or isinstance(self._iterator, Stateful)
+        return is_stateful(self.reading.dataset) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
         """Whether there is a state that changes from batch to batch."""
         parts = self.reading.dataset, self.reading.collate_fn, self._iterator
-        return any(isinstance(part, Stateful) for part in parts)
+        return any(is_stateful(part) for part in parts)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """What was skipped of the last batch that was asked for, see `SkippingFetcher`."""
+        """What was skipped of the last batch that was asked for, see `IndexedFetcher`."""
         return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
+
+    @property
+    def seen(self) -> int:
+        """How many samples that batch accounts for, if samples may be skipped."""
+        return self._fetcher.seen if self._fetcher is not None else 0
+
+    @property
+    def left(self) -> list[int] | None:
+        """The places in it of the indices that were read, if it is to be filled up."""
+        return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
 
     @property
     def has_ended(self) -> bool:
@@ -162,8 +176,10 @@ class Reader:
     def _fetch_anew(self) -> None:
         reading, create = self.reading, _DatasetKind.create_fetcher
         how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
-        if reading.skips:
-            self._fetcher = SkippingFetcher(*how)
+        if reading.skips and reading.is_iterable:
+            self._fetcher = StreamFetcher(*how, fills=reading.fills)
+        elif reading.skips:
+            self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = create(reading.kind, *how)  # type: ignore[no-untyped-call]
         self._fetched = 0
@@ -184,16 +200,16 @@ class Reader:
     def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""
         reading = self.reading
-        if isinstance(reading.dataset, Stateful):
+        if is_stateful(reading.dataset):
             part = self._of_dataset(base)
             if part is not None:
                 if reading.is_iterable and hasattr(reading.dataset, "__dict__"):
                     self._trial = _Trial(dict(vars(reading.dataset)), freeze(part))
                 reading.dataset.load_state_dict(part)
-        if isinstance(reading.collate_fn, Stateful) and base["collate_state"] is not None:
+        if is_stateful(reading.collate_fn) and base["collate_state"] is not None:
             reading.collate_fn.load_state_dict(base["collate_state"])
         self._fetch_anew()
-        if base["dataset_iter_state"] is not None and isinstance(self._iterator, Stateful):
+        if base["dataset_iter_state"] is not None and is_stateful(self._iterator):
             self._iterator.load_state_dict(base["dataset_iter_state"])
 
     def _of_dataset(self, base: dict[str, Any]) -> Any:

@@ -4,17 +4,23 @@ Role: the fetcher leaves them out where the dataset is read, in the process of t
 of each. What it tells comes with the batch, and main counts it (`Skipped`) when the batch is handed over. So the counts
 are as of what the user got, whichever workers read ahead, die, or read again. Limits, words and lines of the log are
 those of pipes.
+
+A batch of indices that is to be filled up is not given: main orders the indices that were read once more, with further
+ones of the sampler behind them.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import warnings
 from collections.abc import Callable
+from types import GeneratorType, TracebackType
 from typing import Any
 
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note, level_outside
 from torchdata.datapipes._pipe.skipping import (
@@ -28,64 +34,147 @@ from torchdata.datapipes._pipe.skipping import (
     told_of,
     write_line,
 )
+from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["NOTHING", "Counts", "Skipped", "SkippingFetcher", "check_on_error"]
+__all__ = ["NOTHING", "Counts", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
 
 #: Stands for a batch of which all was skipped.
 NOTHING = object()
+
+#: Exceptions in a row, without a sample between them, behind which the iterator of a dataset does not seem to go on.
+_MOST_IN_A_ROW = 10_000
 
 #: By kind of exception, how many samples were skipped; and how many were seen, with them.
 Counts = tuple[dict[str, int], int]
 
 
-def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, *, is_iterable: bool) -> None:
-    """Checks the arguments `on_error`, `error_limit` and `error_log` of a loader.
+def check_on_error(
+    how: Any, limit: Any, log: str | os.PathLike[str] | None, fills: Any, dataset: Any, *, makes_batches: bool
+) -> None:
+    """Checks the arguments `on_error`, `error_limit`, `error_log` and `error_fill` of a loader.
+
+    Args:
+        how: `on_error`.
+        limit: `error_limit`.
+        log: `error_log`.
+        fills: `error_fill`.
+        dataset: the dataset.
+        makes_batches: whether the loader makes the batches itself.
 
     Raises:
         ValueError: one is out of range, or they exclude each other or the dataset.
-        TypeError: the limit is no number.
+        TypeError: the limit is no number, or `error_fill` no bool.
     """
     if how not in ("raise", "skip"):
         raise ValueError(f"StatefulDataLoader: on_error must be 'raise' or 'skip', but got {how!r}")
     check_limit("StatefulDataLoader", "error_limit", limit)
-    if how == "raise" and (limit is not None or log is not None):
-        raise ValueError("StatefulDataLoader: error_limit and error_log are for on_error='skip'")
-    if how == "skip" and is_iterable:
+    if not isinstance(fills, bool):
+        raise TypeError(f"StatefulDataLoader: error_fill must be True or False, but got {fills!r}")
+    if how == "raise":
+        if limit is not None or log is not None or fills:
+            raise ValueError("StatefulDataLoader: error_limit, error_log and error_fill are for on_error='skip'")
+        return
+    if fills and not makes_batches:
         raise ValueError(
-            "StatefulDataLoader: on_error='skip' is for datasets with indices: an iterator that has raised has mostly "
-            "ended, so what an iterable dataset would have yielded behind that cannot be had. Catch the exception in "
-            "its __iter__, or make it of pipes and put their on_error('skip') last"
+            "StatefulDataLoader: error_fill is for batches that the loader makes, of `batch_size` samples; a "
+            "batch_sampler says itself what is in a batch, and samples that come one by one fill nothing"
         )
+    if not isinstance(dataset, IterableDataset):
+        return
+    if isinstance(dataset, IterDataPipe):
+        raise ValueError(
+            f"StatefulDataLoader: on_error='skip' cannot skip what {type(dataset).__name__} raises, as it is made of "
+            "pipes, which skip by themselves: end them in .on_error('skip')"
+        )
+    if inspect.isgeneratorfunction(inspect.unwrap(type(dataset).__iter__)):
+        raise ValueError(
+            f"StatefulDataLoader: on_error='skip' cannot skip what the __iter__ of {type(dataset).__name__} raises: "
+            f"{_ENDS}"
+        )
+
+
+#: Said of a generator.
+_ENDS = (
+    "it is a generator, and a generator that raises has ended, so what it would have yielded behind that cannot be "
+    "had. Let __iter__ return an object whose __next__ raises and goes on when it is called again, or catch the "
+    "exception in the generator"
+)
 
 
 # -- where the dataset is read -----------------------------------------------------------------------------
 
 
-class SkippingFetcher(_MapDatasetFetcher):
-    """Torch's fetcher for datasets with indices, which leaves samples out at which the dataset raises."""
+class IndexedFetcher(_MapDatasetFetcher):
+    """Torch's fetcher for datasets with indices, which leaves samples out at which the dataset raises.
+
+    Args:
+        *how: the arguments of torch's.
+        fills: whether a batch is to be filled up, and is not given before.
+        keeps: whether the samples of such a batch are kept, as the next batch begins with them.
+    """
 
     #: By sample that was left out of the last batch: its index, and the exception as `line_of` tells it.
     skipped: list[dict[str, Any]]
+    #: How many samples the last batch accounts for, with those that were left out.
+    seen = 0
+    #: Of a batch that is to be filled up: the places of the indices that were read.
+    left: list[int] | None = None
 
-    def __init__(self, *how: Any) -> None:
+    def __init__(self, *how: Any, fills: bool = False, keeps: bool = False) -> None:
         super().__init__(*how)
         self.skipped = []
+        self._fills, self._keeps = fills, keeps
+        #: The places of the indices that were left out.
+        self._places: list[int] = []
+        #: The indices and samples with which the next batch begins.
+        self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """The batch of an index, or `NOTHING`."""
-        self.skipped = []
-        if self.auto_collation:
-            data = self._read_batch(possibly_batched_index)
-        else:
-            data = self._read_one(lambda index: self.dataset[index], possibly_batched_index)
-        if self.skipped and (data is NOTHING or not data):
+        self.skipped, self._places, self.left = [], [], None
+        if not self.auto_collation:
+            self.seen = 1
+            data = self._read_one(lambda index: self.dataset[index], 0, possibly_batched_index)
+            return NOTHING if self.skipped else self.collate_fn(data)
+        indices = possibly_batched_index
+        self.seen = len(indices)
+        kept, (_, samples) = self._kept, self._take_kept(indices)
+        try:
+            rest = indices[len(samples) :] if samples else indices
+            data = self._read_batch(rest) if len(rest) or not samples else []
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: it is read again
+            self._kept = kept
+            raise
+        if samples:
+            data = [*samples, *data]
+        if not self.skipped:
+            return self.collate_fn(data)
+        if self._fills:
+            self.seen = len(self.skipped)
+            left_out = {len(samples) + place for place in self._places}
+            self.left = [place for place in range(len(indices)) if place not in left_out]
+            if self._keeps and len(data) == len(self.left):
+                self._kept = [indices[place] for place in self.left], data
             return NOTHING
-        return self.collate_fn(data)
+        return self.collate_fn(data) if data else NOTHING
+
+    def _take_kept(self, indices: Any) -> tuple[list[Any], list[Any]]:
+        """What was kept of the indices, if the batch begins with these."""
+        kept, self._kept = self._kept, ([], [])
+        is_begun = len(kept[0]) <= len(indices) and all(map(operator.is_, kept[0], indices))
+        return kept if is_begun else ([], [])
 
     def _read_batch(self, indices: Any) -> Any:
         if not getattr(self.dataset, "__getitems__", None):
-            data = [self._read_one(lambda index: self.dataset[index], index) for index in indices]
-            return [sample for sample in data if sample is not NOTHING] if self.skipped else data
+            dataset, data = self.dataset, list[Any]()
+            for place, index in enumerate(indices):
+                try:
+                    data.append(dataset[index])
+                except Exception as error:
+                    self._leave_out(error, place, index)
+            return data
         try:
             return self.dataset.__getitems__(indices)
         except Exception as error:
@@ -96,8 +185,8 @@ class SkippingFetcher(_MapDatasetFetcher):
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
         """The samples of a batch whose `__getitems__` has raised, by a call for each."""
         data: list[Any] = []
-        for index in indices:
-            found = self._read_one(lambda index: self.dataset.__getitems__([index]), index)
+        for each in enumerate(indices):
+            found = self._read_one(lambda index: self.dataset.__getitems__([index]), *each)
             if found is NOTHING:
                 continue
             if not isinstance(found, (list, tuple)):
@@ -111,14 +200,117 @@ class SkippingFetcher(_MapDatasetFetcher):
             data.extend(found)
         return data
 
-    def _read_one(self, read: Callable[[Any], Any], index: Any) -> Any:
+    def _read_one(self, read: Callable[[Any], Any], place: int, index: Any) -> Any:
         try:
             return read(index)
         except Exception as error:
-            if not is_of_an_item(error):
-                raise
-            self.skipped.append({"index": _plain(index)} | line_of(error))
+            self._leave_out(error, place, index)
             return NOTHING
+
+    def _leave_out(self, error: Exception, place: int, index: Any) -> None:
+        """Notes a sample that is left out, or raises the error."""
+        if not is_of_an_item(error):
+            raise error
+        self._places.append(place)
+        self.skipped.append({"index": _plain(index)} | line_of(error))
+
+
+class StreamFetcher(_IterableDatasetFetcher):
+    """Torch's fetcher for iterable datasets, which goes on behind an exception of the dataset's iterator.
+
+    Args:
+        *how: the arguments of torch's.
+        fills: whether a batch has as many samples as if nothing had been left out.
+    """
+
+    #: See `IndexedFetcher`.
+    skipped: list[dict[str, Any]]
+    seen = 0
+    left: list[int] | None = None
+
+    def __init__(self, *how: Any, fills: bool = False) -> None:
+        super().__init__(*how)
+        self.skipped = []
+        self._fills = fills
+        self._in_a_row = 0
+        #: The last exception, if it has passed through a generator, and nothing came since.
+        self._doubtful: Exception | None = None
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """The next batch, or `NOTHING`."""
+        self.skipped, self.seen = [], 0
+        if self.ended:
+            raise StopIteration
+        if not self.auto_collation:
+            data = self._next()
+            return NOTHING if self.skipped else self.collate_fn(data)
+        data, wanted = [], len(possibly_batched_index)
+        while (len(data) if self._fills else self.seen) < wanted:
+            try:
+                sample = self._next()
+            except StopIteration:
+                self.ended = True
+                break
+            if sample is not NOTHING:
+                data.append(sample)
+        is_dropped = self.ended and self.drop_last and (len(data) if self._fills else self.seen) < wanted
+        if data and not is_dropped:
+            return self.collate_fn(data)
+        if self.skipped:
+            return NOTHING
+        raise StopIteration
+
+    def _next(self) -> Any:
+        """The next sample, or `NOTHING` if it was left out."""
+        try:
+            sample = next(self.dataset_iter)
+        except StopIteration:
+            self._check_end()
+            raise
+        except Exception as error:
+            self.seen += 1
+            self._leave_out(error)
+            return NOTHING
+        self.seen += 1
+        self._in_a_row, self._doubtful = 0, None
+        return sample
+
+    def _leave_out(self, error: Exception) -> None:
+        if not is_of_an_item(error):
+            raise error
+        name = f"the iterator of {type(self.dataset).__name__}"
+        if isinstance(self.dataset_iter, GeneratorType):
+            add_note(error, f"on_error does not skip what {name} raises: {_ENDS}")
+            raise error
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
+            add_note(
+                error, f"on_error skips no more: {name} has raised {_MOST_IN_A_ROW} times without a sample between"
+            )
+            raise error
+        self.skipped.append({"index": None} | line_of(error))
+        self._doubtful = error.with_traceback(None) if _has_passed_a_generator(error.__traceback__) else None
+
+    def _check_end(self) -> None:
+        """Raises the last exception again if that has ended the iterator, for all that is known."""
+        error, self._doubtful = self._doubtful, None
+        if error is None:
+            return
+        add_note(
+            error,
+            f"on_error cannot skip it: it came out of a generator in the iterator of {type(self.dataset).__name__}, "
+            "which gave nothing more behind it: a generator that raises has ended. Catch the exception in the "
+            "generator, or read without one",
+        )
+        raise error from None
+
+
+def _has_passed_a_generator(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _plain(index: Any) -> int | float | str | None:
@@ -175,7 +367,8 @@ class Skipped:
             for line in skipped:
                 write_line(self._log, {"dataset": self._place} | line)
         last = skipped[-1]
-        self._last = f"The last one was index {last['index']}: {last['error']}: {last['message']}\n"
+        which = "" if last["index"] is None else f"index {last['index']}: "
+        self._last = f"The last one was {which}{last['error']}: {last['message']}\n"
         if self._is_over():
             raise self._too_many()
 

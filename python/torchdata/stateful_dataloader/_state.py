@@ -205,7 +205,10 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
                 f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places"
             )
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
-            found["places"][number] = _completed(place, more, found["_num_yielded"])
+            # Beside those that were given there are batches of which all was skipped.
+            found["places"][number] = _completed(
+                place, more, max(found["_num_yielded"], found["_sampler_iter_yielded"])
+            )
     if found["_iterator_finished"]:
         for place in found["places"]:
             if place is not None and not isinstance(place["since"], list) and place["later"] is None:

@@ -23,7 +23,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._frozen import thaw
 from torchdata.stateful_dataloader._generators import decoded_of_worker, encoded_of_worker
 from torchdata.stateful_dataloader._iterator import StatefulIterator
@@ -192,7 +192,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if not fresh:
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
-        self._is_stateful = any(isinstance(one, Stateful) for one in (reading.dataset, reading.collate_fn))
+        self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         #: Workers of which nothing was heard in this epoch yet, and whose place may be another one than it seems.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
@@ -207,7 +207,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._waiting: dict[int, Any] = {}
         #: By worker: which of these are its.
         self._busy: list[deque[int]] = [deque() for _ in places]
-        self._number, self._next_worker = 0, first
+        self._number, self._first, self._next_worker = 0, first, first
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
         if self._pool.is_ordered:
             for number in range(self._prefetch_factor * self._num_workers):
@@ -217,7 +217,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins another epoch with the same workers. Other threads that read the last one are told."""
         if not self._finished:
             self._left_behind = self._readers - {threading.get_ident()}
-        self._skipped = Skipped.of(loader, None)
+        self._skipped, self._num_empty = Skipped.of(loader, None), 0
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 
@@ -226,9 +226,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _order_next(self, worker: int) -> None:
         """Orders the next index, if there is one, from a worker, or from one that has room if order is free."""
         try:
-            index = self._next_index()
+            index = self._order.draw(is_busy=bool(self._waiting))
         except StopIteration:
             return
+        if self._in_order and self._reading.fills and not self._reading.is_iterable:
+            # There may have been nothing to order at a turn.
+            worker = (self._first + self._number) % self._num_workers
         if not self._in_order and not self._reading.is_iterable:  # whoever has room, as torch's loader does it
             while len(self._busy[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
@@ -291,6 +294,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news is not None and "failure" in news:
             reraise(news["failure"])
         if news is not None and "empty" in news:
+            self._num_empty += 1
             return None  # it is passed over
         self._count()
         return (batch,)
@@ -306,7 +310,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             index = self._waiting.pop(number, None)
             progress.count(index)
             if self._skipped is not None:
-                self._skipped.count(self._reading.samples_of(index), (news or {}).get("skipped", []))
+                told = news or {}
+                self._skipped.count(told.get("seen", self._reading.samples_of(index)), told.get("skipped", []))
+                self._order.give_back(index, told.get("left"))
         if news is not None and "after" in news:
             progress.stand(news["after"])
         if progress.ended and "failure" not in (news or {}):

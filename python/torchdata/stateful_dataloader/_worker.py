@@ -9,7 +9,8 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 
 - "before", "after": the frozen place of the reading before this batch, or after it
 - "failure": why there is no batch
-- "skipped": what was skipped of it; "empty": that was all of it
+- "skipped": what was skipped of it; "seen": how many samples it accounts for with these, if they are not those of its
+  order; "empty": there is no batch; "left": the places of indices that were read, for another one
 - "ended": the iterable dataset has no more; "filler": nothing, to let another worker have the first turn
 """
 
@@ -313,12 +314,14 @@ class _Batches(Iterator[Unit]):
                 return self._end(news)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         except BaseException as error:
-            news = _with_skipped(news, reader)
+            news = self._with_skipped(news, reader, index)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
-        if reader.skipped:
-            news = _with_skipped(news, reader)
+        if self._worker.job.reading.skips:
+            news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
                 batch, news = None, {**(news or {}), "empty": True}
+                if reader.left is not None:
+                    news["left"] = reader.left
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._place_after(now, now - began)) is not None:
                 news = {**(news or {}), "after": frozen}
@@ -375,14 +378,17 @@ class _Batches(Iterator[Unit]):
         self._last = frozen
         return frozen
 
+    def _with_skipped(self, news: dict[str, Any] | None, reader: Reader, index: Any) -> dict[str, Any] | None:
+        """The news of a unit, and what was skipped of its batch."""
+        if reader.skipped:
+            news = {**(news or {}), "skipped": reader.skipped}
+        if reader.seen != self._worker.job.reading.samples_of(index):
+            news = {**(news or {}), "seen": reader.seen}
+        return news
+
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Puts an error in the place of the unit that could not be sent."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
-
-
-def _with_skipped(news: dict[str, Any] | None, reader: Reader) -> dict[str, Any] | None:
-    """The news of a unit, and what was skipped of its batch."""
-    return {**(news or {}), "skipped": reader.skipped} if reader.skipped else news
 
 
 def _seed(base_seed: int, worker_id: int) -> None:

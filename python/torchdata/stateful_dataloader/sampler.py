@@ -15,7 +15,7 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import Stateful
+from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
@@ -192,9 +192,9 @@ class BatchIndices(Iterator[list[int]]):
     @property
     def keeps_place(self) -> bool:
         """Whether what is below has a state that is a user's."""
-        if isinstance(self._batches.sampler, Stateful):
+        if is_stateful(self._batches.sampler):
             return True
-        return isinstance(self._iterator, Stateful) and type(self._iterator) is not RandomIndices
+        return is_stateful(self._iterator) and type(self._iterator) is not RandomIndices
 
     def __next__(self) -> list[int]:
         if self._ended:
@@ -225,9 +225,9 @@ class BatchIndices(Iterator[list[int]]):
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True
-        if isinstance(self._batches.sampler, Stateful):
+        if is_stateful(self._batches.sampler):
             state["sampler_state"] = self._batches.sampler.state_dict()
-        if isinstance(self._iterator, Stateful):
+        if is_stateful(self._iterator):
             state["sampler_iter_state"] = self._iterator.state_dict()
         return state
 
@@ -248,17 +248,17 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded = count_in(state_dict, "samples_yielded")
         self._ended, self._dropped = False, 0
         restored = False
-        if "sampler_state" in state_dict and isinstance(sampler, Stateful):
+        if "sampler_state" in state_dict and is_stateful(sampler):
             sampler.load_state_dict(state_dict["sampler_state"])
             restored = True
-        self._iterator = iter(sampler)
-        if "sampler_iter_state" in state_dict and isinstance(self._iterator, Stateful):
-            self._iterator.load_state_dict(state_dict["sampler_iter_state"])
+        iterator = self._iterator = iter(sampler)
+        if "sampler_iter_state" in state_dict and is_stateful(iterator):
+            iterator.load_state_dict(state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
-        if self._ended and next(self._iterator, _NONE) is not _NONE and isinstance(sampler, Stateful):
+        if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
             # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
             sampler.load_state_dict(state_dict["sampler_state"])
 

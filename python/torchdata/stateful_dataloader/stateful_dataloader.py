@@ -15,15 +15,16 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._stateful import state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
+from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
 from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
 from torchdata.stateful_dataloader._skipping import check_on_error
@@ -91,18 +92,22 @@ class StatefulDataLoader(DataLoader[T_co]):
             at it, and a minute at least before its first.
         on_error: what becomes of a sample at which `dataset[index]`, or `__getitems__`, raises: "raise" raises it, and
             its batch is lost; "skip" leaves it out of its batch, which is shorter then, and a batch of which nothing is
-            left is passed over. For datasets with indices. `__getitems__` is called anew for each index of a batch at
-            which it has raised. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and deaths
-            of workers are never skipped. What was skipped is counted by the kind of exception; the counts stand in the
-            state and, at the end of an epoch, in a `RuntimeWarning`.
+            left is passed over. `__getitems__` is called anew for each index of a batch at which it has raised. Of an
+            iterable dataset, `__next__` of what its `__iter__` returns is called again; a generator that raises has
+            ended, and a dataset whose `__iter__` is one is refused. Exceptions of `collate_fn`, `MemoryError`,
+            `KeyboardInterrupt`, `SystemExit` and deaths of workers are never skipped. What was skipped is counted by
+            the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
         error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `dataset`
             (its class), `index`, `error`, `message` and `notes`. None: no file.
+        error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
+            so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
+            next one that is ordered: its samples come later than those of the batches that were ordered before.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
-        TypeError: `multiprocessing_context` is none, or `error_limit` no number.
+        TypeError: `multiprocessing_context` is none, `error_limit` no number, or `error_fill` no bool.
         TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
 
     Example:
@@ -146,13 +151,15 @@ class StatefulDataLoader(DataLoader[T_co]):
         on_error: Literal["raise", "skip"] = "raise",
         error_limit: int | float | None = None,
         error_log: str | os.PathLike[str] | None = None,
+        error_fill: bool = False,
     ) -> None:
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(
                 f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
             )
         check_on_timeout("StatefulDataLoader", on_timeout, timeout)
-        check_on_error(on_error, error_limit, error_log, is_iterable=isinstance(dataset, IterableDataset))
+        makes_batches = batch_size is not None and batch_sampler is None
+        check_on_error(on_error, error_limit, error_log, error_fill, dataset, makes_batches=makes_batches)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
@@ -183,6 +190,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.on_worker_exit, self.on_timeout = on_worker_exit, on_timeout
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
+        self.error_fill = error_fill
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:

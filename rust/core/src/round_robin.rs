@@ -49,6 +49,11 @@ impl RoundRobin {
         (self.live > 0).then_some(self.current)
     }
 
+    /// Whether nobody is taken from out of turn.
+    pub fn is_in_order(&self) -> bool {
+        self.in_order
+    }
+
     /// Moves `current` to the next live peer; leaves it if nobody is live.
     fn step(&mut self) {
         for _ in 0..self.ended.len() {

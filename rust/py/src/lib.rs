@@ -82,6 +82,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
     module.add_class::<transport::carrier::PyCarrier>()?;
+    module.add_class::<transport::links::PyDealingRecord>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<trace::PyTraceLog>()?;
     module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
@@ -108,6 +109,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
+    module.add_function(wrap_pyfunction!(transport::known_owners::check_owners, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
     module.add_function(wrap_pyfunction!(is_portable, module)?)?;

@@ -71,7 +71,7 @@ def test_a_thread_that_does_not_come_to_the_end_of_its_item_is_not_waited_for_fo
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
-    loader._patience = 0.2  # usually 2 s
+    loader._ending.patience = 0.2  # usually 2 s
     iterator = iter(loader)
     next(iterator)
     assert is_stuck.wait(30)
@@ -93,7 +93,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
     with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
         made.append(loader)
-        loader._patience = 0.2  # usually 2 s
+        loader._ending.patience = 0.2  # usually 2 s
         began = time.monotonic()
         items = []
         with pytest.raises(RuntimeError, match="shut down"):  # the epoch was not over

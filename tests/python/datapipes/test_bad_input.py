@@ -47,6 +47,7 @@ from torchdata.datapipes.iter.archives import archive, tar
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter
 
 RAR = (pathlib.Path(__file__).parents[1] / "data/rar/rar5-subdirs.rar").read_bytes()

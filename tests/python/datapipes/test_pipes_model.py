@@ -312,6 +312,7 @@ ELSEWHERE = {
     "GDriveReader": "test_online.py",
     "HttpReader": "test_online.py",
     "HuggingFaceHubReader": "test_huggingface.py",
+    "LanceReader": "test_lance.py",
     "OnlineReader": "test_online.py",
     "PinMemory": "test_pinning.py",
     "S3FileLister": "test_s3.py",

@@ -98,6 +98,7 @@ ELSEWHERE = {
     "GDriveReader",
     "HttpReader",
     "HuggingFaceHubReader",
+    "LanceReader",
     "OnlineReader",
     "S3FileLister",
     "S3FileLoader",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import importlib
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -62,6 +64,19 @@ class Ours:
         self.value = value
 
 
+# What is registered for these stays so to the end of the process.
+class Registered(Ours):
+    pass
+
+
+class First(Ours):
+    pass
+
+
+class Later(Ours):
+    pass
+
+
 def test_a_reducer_that_is_registered_between_two_items_counts_from_then_on(loopback):
     assert loopback.one([Ours(1), Ours(2)])[1].value == 2
     try:
@@ -74,15 +89,25 @@ def test_a_reducer_that_is_registered_between_two_items_counts_from_then_on(loop
 
 
 def test_a_reducer_for_the_picklers_of_processes_reaches_what_only_cloudpickle_can_pickle(loopback):
-    from multiprocessing.reduction import ForkingPickler
-
-    ForkingPickler.register(Ours, lambda obj: (str, ("by its reducer",)))
-    try:
-        function, reduced = loopback.one([lambda: 7, Ours(1)])
-    finally:
-        del ForkingPickler._extra_reducers[Ours]
+    ForkingPickler.register(Registered, lambda obj: (str, ("by its reducer",)))
+    function, reduced = loopback.one([lambda: 7, Registered(1)])
     assert function() == 7
     assert reduced == "by its reducer"
+
+
+def test_a_reducer_for_the_picklers_of_processes_counts_when_its_type_comes_first_and_behind_an_import(
+    loopback, tmp_path, monkeypatch
+):
+    ForkingPickler.register(First, lambda obj: (str, ("first",)))
+    assert loopback.one([First(1), Later(1)])[0] == "first"
+    (tmp_path / "registers_a_reducer.py").write_text(
+        "from multiprocessing.reduction import ForkingPickler\n"
+        f"from {__name__} import Later\n"
+        'ForkingPickler.register(Later, lambda obj: (str, ("later",)))\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("registers_a_reducer")
+    assert loopback.one([First(1), Later(1)]) == ["first", "later"]
 
 
 def test_objects_that_pickle_items_while_they_are_pickled_themselves_arrive(loopback):

@@ -9,6 +9,7 @@ import uuid
 from collections import namedtuple
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -199,6 +200,7 @@ class Comparison:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(sent=items(), budget=st.sampled_from([64 << 20, 64 << 20, 40_000]))
+@pytest.mark.filterwarnings("ignore:The 'generic' unit")  # of NumPy 2.5, which is about to give them up
 def test_random_items_arrive_as_they_were(sent, budget):
     received = Loopback(budget=budget).one(sent)
     comparison = Comparison()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch's tensors need torch")
 
 import random_tensors  # noqa: E402
+from fresh_processes import run_program  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore:TypedStorage")
 
@@ -39,11 +37,11 @@ print(random_tensors.run(1, 15))
 """
 
 
-def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive():
+def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp_path):
     # In a process of its own: the codec looks once for the way.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", BY_CAPSULES]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    path = tmp_path / "program.py"
+    path.write_text(BY_CAPSULES)
+    run = run_program(path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == random_tensors.run(1, 15)
 

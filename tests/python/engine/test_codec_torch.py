@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 import warnings
 from collections import UserDict, namedtuple
 
@@ -14,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fresh_processes import run_program
 from loopback import Loopback
 
 torch = pytest.importorskip("torch", reason="torch's tensors need torch")
@@ -375,9 +373,9 @@ assert (first, nested["again"]) == (expected, expected)
 
 @pytest.mark.parametrize("way", ["ForkingPickler", "copyreg"])
 @pytest.mark.parametrize("kind", ["array", "tensor", "subclass"])
-def test_reducers_that_users_registered_are_honoured(way, kind):
+def test_reducers_that_users_registered_are_honoured(way, kind, tmp_path):
     # In a process of its own: the codec remembers, for good, by which way objects of a type go.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", REDUCERS, way, kind]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    path = tmp_path / "program.py"
+    path.write_text(REDUCERS)
+    run = run_program(path, way, kind)
     assert run.returncode == 0, run.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 import warnings
 
 import pytest
 
+from hanging import WAYS, Hanging
 from process_checks import MULTIPROCESSING, nothing_is_left  # noqa: F401 - a fixture
 from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -23,57 +23,15 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed
 SOON = 0.3
 
 
-def stop(_):
-    os.kill(os.getpid(), signal.SIGSTOP)
+class HangingAt:
+    """Hangs at an item: in one process, or in so many."""
 
-
-def sleep(_):
-    time.sleep(1e8)
-
-
-def lock(_):
-    """Waits for a lock that another thread has."""
-    held, is_held = threading.Lock(), threading.Event()
-
-    def holds():
-        with held:
-            is_held.set()
-            time.sleep(1e8)
-
-    threading.Thread(target=holds, daemon=True).start()
-    is_held.wait()
-    held.acquire()
-
-
-def loop(_):
-    """Runs in C without end, and keeps the interpreter's lock."""
-    re.match(r"(a+)+$", "a" * 60 + "b")
-
-
-def fifo(path):
-    """Reads what nobody writes."""
-    os.mkfifo(f"{path}.fifo")
-    with open(f"{path}.fifo") as file:
-        file.read()
-
-
-WAYS = [stop, sleep, lock, loop, fifo]
-
-
-class Hanging:
-    """Hangs at an item: once, or always if there is no file to say that this was done."""
-
-    def __init__(self, way, at, path=None):
-        self.way, self.at, self.path = way, at, path
+    def __init__(self, way, at, folder, times=1):
+        self.at, self.hang = at, Hanging(way, folder, times)
 
     def __call__(self, item):
         if item == self.at:
-            if self.path is not None:
-                try:
-                    open(self.path, "x").close()
-                except FileExistsError:
-                    return item
-            self.way(self.path)
+            self.hang()
         return item
 
 
@@ -89,43 +47,44 @@ def hanging(function, dispatched="", items=40, **options):
 
 #: All ways with fork; processes that import all anew take long, and one way does.
 CASES = [(way, "fork", "") for way in WAYS]
-CASES += [(way, "fork", dispatched) for way in (stop, loop) for dispatched in ("before", "behind")]
-CASES += [(loop, "forkserver", ""), (sleep, "spawn", "before")]
+CASES += [(way, "fork", dispatched) for way in ("stop", "loop") for dispatched in ("before", "behind")]
+CASES += [("loop", "forkserver", ""), ("sleep", "spawn", "before")]
 
 
 @pytest.mark.parametrize(("way", "method", "dispatched"), CASES)
 def test_a_process_that_hangs_is_reported_and_nothing_is_lost(tmp_path, way, method, dispatched):
-    loader = hanging(Hanging(way, 13, str(tmp_path / "hung")), dispatched, multiprocessing_context=method)
+    loader = hanging(HangingAt(way, 13, tmp_path), dispatched, multiprocessing_context=method)
     with loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert list(loader) == list(range(40))
         assert list(loader) == list(range(40))
     words = "\n".join(str(one.message) for one in told)
     assert "made nothing for" in words
-    assert "Mapper(Hanging)" in words
+    assert "Mapper(HangingAt)" in words
     assert "in __call__" in words, "the stack"
     assert ("the dispatching process" if dispatched == "before" else "worker process 1") in words
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
 def test_a_state_is_exact_while_processes_hang(tmp_path, dispatched):
-    loader = hanging(Hanging(sleep, 13, str(tmp_path / "hung")), dispatched, items=24)
+    loader = hanging(HangingAt("sleep", 13, tmp_path), dispatched, items=24)
     with loader:
         states, iterator = [loader.state_dict()], iter(loader)
         for _ in range(24):
             next(iterator)
             states.append(loader.state_dict())
     for number in (3, 13, 14, 20):
-        path = tmp_path / f"hung{number}"
-        with hanging(Hanging(sleep, 13, str(path)), dispatched, items=24) as other:
+        path = tmp_path / str(number)
+        path.mkdir()
+        with hanging(HangingAt("sleep", 13, path), dispatched, items=24) as other:
             other.load_state_dict(states[number])
             assert list(other) == list(range(number, 24)), number
-            assert number > 13 or path.exists()
+            assert number > 13 or (path / "hung0").exists()
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
-def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(dispatched):
-    with hanging(Hanging(sleep, 13), dispatched) as loader:
+def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(tmp_path, dispatched):
+    with hanging(HangingAt("sleep", 13, tmp_path, 9), dispatched) as loader:
         got = []
         with pytest.raises(WorkerExitedError, match=r"as 2 before it in its place.*leave the item out") as caught:
             for item in loader:
@@ -133,11 +92,11 @@ def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(dispatch
     assert got == list(range(len(got)))
     assert caught.value.item == (13 if dispatched else 6)
     assert caught.value.worker == (None if dispatched else 1)
-    assert "Mapper(Hanging)" in str(caught.value)
+    assert "Mapper(HangingAt)" in str(caught.value)
     assert "in sleep" in str(caught.value), "the stack"
 
 
-def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(monkeypatch):
+def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(tmp_path, monkeypatch):
     waited, judge = [], Restarts._how_it_died
 
     def noted(self, process):
@@ -145,7 +104,7 @@ def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(monkeypatch
         return judge(self, process)
 
     monkeypatch.setattr(Restarts, "_how_it_died", noted)
-    with hanging(Hanging(sleep, 13)) as loader, pytest.raises(WorkerExitedError):
+    with hanging(HangingAt("sleep", 13, tmp_path, 9)) as loader, pytest.raises(WorkerExitedError):
         list(loader)
     milliseconds = [
         float(number) * (1000 if unit == "s" else 1)
@@ -167,7 +126,7 @@ def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
 
 
 def test_out_of_order_every_item_comes_once(tmp_path):
-    with hanging(Hanging(sleep, 13, str(tmp_path / "hung")), in_order=False) as loader:
+    with hanging(HangingAt("sleep", 13, tmp_path), in_order=False) as loader:
         assert sorted(loader) == list(range(40))
         assert loader.stats().restarts > 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,36 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leftovers import fork_server
 from process_checks import (  # noqa: F401
     METHODS,
     MULTIPROCESSING,
     ExitsAt,
+    Sleeps,
     identity,
     is_gone,
-    kill_fork_server,
     loader,
     nothing_is_left,
+    patch_start,
     wait_for,
     with_methods,
 )
-from torchdata._engine.processes.forker import Forker
-from torchdata._engine.processes.process import ChildProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
-
-
-class Sleeps:
-    """Takes its time at the item, or for ever."""
-
-    def __init__(self, at, seconds=1000.0):
-        self.at = at
-        self.seconds = seconds
-
-    def __call__(self, x):
-        if x == self.at:
-            time.sleep(self.seconds)
-        return x
 
 
 class Kills:
@@ -420,14 +404,6 @@ def test_a_second_thread_cannot_read_at_the_same_time():
         assert "one reader at a time" in errors[0]
 
 
-def patch_start(monkeypatch, start):
-    """Has another function start workers; returns what starts them else."""
-    real_start = ChildProcess.start
-    choose = lambda child: (start if child.name.startswith("worker") else real_start)(child)  # noqa: E731
-    monkeypatch.setattr(ChildProcess, "start", choose)
-    return real_start
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(method, monkeypatch):
     """Starting many processes may take long."""
@@ -447,168 +423,3 @@ def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(
     ):
         list(dl)
     assert len(started) == 2
-
-
-def test_a_death_at_the_end_of_the_start_that_a_fork_server_has_seen_to_does_not_wait_for_who_lives(monkeypatch):
-    """There is no process of that number any more when main begins to watch it."""
-    begun, killed, seconds = [], [], []
-
-    def start(child):
-        real_start(child)
-        begun.append(child)
-        if len(begun) == 8:
-            os.kill(child.pid, signal.SIGKILL)
-            wait_for(lambda: child.ended and not Path(f"/proc/{child.pid}").exists())
-            killed.append(time.monotonic())
-
-    real_start = patch_start(monkeypatch, start)
-    while not seconds or min(seconds) >= 5:  # on a busy machine main may stand still for as long
-        assert len(seconds) < 5, "a second for each of the seven others was waited, each time"
-        begun.clear()
-        with (
-            loader(IterableWrapper(range(9)).sharding_filter(), 8, multiprocessing_context="forkserver") as dl,
-            pytest.raises(WorkerExitedError, match="worker process 7 .* was killed by SIGKILL"),
-        ):
-            list(dl)
-        seconds.append(time.monotonic() - killed[-1])
-
-
-def test_a_fork_server_that_has_just_died_is_replaced():
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
-    for _ in range(5):
-        os.kill(fork_server(), signal.SIGKILL)
-        with loader(datapipe, multiprocessing_context="forkserver") as dl:
-            assert sorted(dl) == list(range(9))
-
-
-def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced(monkeypatch):
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
-    stopped, got, asked = fork_server(), [], threading.Event()
-    ask = Forker.ask
-    monkeypatch.setattr(Forker, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])
-    os.kill(stopped, signal.SIGSTOP)
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        reader = threading.Thread(target=lambda: got.extend(dl))
-        reader.start()
-        assert asked.wait(60)
-        os.kill(stopped, signal.SIGKILL)
-        reader.join()
-        assert sorted(got) == list(range(9))
-
-
-def wait_until_up(server):
-    while server._up_since is None:
-        server._receive()
-
-
-def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
-    datapipe = IterableWrapper(range(9)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
-    asked = []
-
-    def send(server, *message):
-        wait_until_up(server)
-        os.kill(server.pid, signal.SIGKILL)
-        asked.append(server.pid)
-        real_send(server, *message)
-
-    real_send = Forker._send
-    with (
-        monkeypatch.context() as patch,
-        loader(datapipe, multiprocessing_context="forkserver") as dl,
-        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the process that forks"),
-    ):
-        patch.setattr(Forker, "_send", send)
-        list(dl)
-    assert len(set(asked)) == 2
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        assert sorted(dl) == list(range(9))
-
-
-def test_children_of_a_fork_server_that_has_died_live_on():
-    datapipe = IterableWrapper(range(2000)).sharding_filter()
-    with loader(datapipe, multiprocessing_context="forkserver", worker_prefetch_cnt=4) as dl:
-        iterator = iter(dl)
-        got = [next(iterator) for _ in range(5)]
-        kill_fork_server()
-        got += iterator
-        assert got == list(range(2000))
-        assert list(dl) == list(range(2000))
-        pids = dl.reading_service._children.pids
-    assert all(map(is_gone, pids))
-
-
-def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_taken_for_dead(monkeypatch):
-    """So it dies where the limit of processes is reached."""
-    killed = []
-
-    def start(child):
-        if len(killed) < 2:
-            killed.append(fork_server())
-            if killed[-1] is not None:
-                os.kill(killed[-1], signal.SIGKILL)
-        real_start(child)
-
-    real_start = patch_start(monkeypatch, start)
-    with loader(IterableWrapper(range(99)).sharding_filter(), 3, multiprocessing_context="forkserver") as dl:
-        assert list(dl) == list(range(99))
-        assert killed[1] not in (None, fork_server())
-
-
-@pytest.mark.parametrize("stuck", [False, True])
-def test_children_of_a_fork_server_that_has_died_end_with_the_loader(stuck):
-    datapipe = IterableWrapper(range(99)).sharding_filter().map(Sleeps(7, 1000.0 if stuck else 0.0))
-    with loader(datapipe, multiprocessing_context="forkserver") as dl:
-        next(iter(dl))
-        kill_fork_server()
-        pids = dl.reading_service._children.pids
-        assert not any(map(is_gone, pids))
-    assert all(map(is_gone, pids))
-
-
-ORPHAN = """
-    import ctypes, os, signal, sys
-    from torchdata._engine.processes import forker
-    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-    from torchdata.dataloader2.error import WorkerExitedError
-    from torchdata.datapipes.iter import IterableWrapper
-
-    if __name__ == "__main__":
-        if sys.argv[1] == "first":
-            PR_SET_CHILD_SUBREAPER = 36
-            assert ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-        service = MultiProcessingReadingService(2, "forkserver")
-        with DataLoader2(IterableWrapper(range(10**6)).sharding_filter(), reading_service=service) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            os.kill(forker._of_program.pid, signal.SIGKILL)
-            next(iterator)
-            os.kill(loader.reading_service._children.pids[1], signal.SIGKILL)
-            try:
-                list(iterator)
-            except WorkerExitedError as error:
-                print(error.worker, error.exitcode, error)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux leaves such processes to others than its first")
-@pytest.mark.parametrize(
-    ("main", "told"),
-    [
-        ("any", "1 None worker process 1 .* died; how is not known, as the process that had forked it, .*ulimit -u"),
-        ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
-    ],
-)
-def test_how_one_has_died_whose_fork_server_died_before_is_told_where_it_is_left_to_main(tmp_path, main, told):
-    """As it is to the first process of a container."""
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(ORPHAN))
-    done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert re.match(told, done.stdout), done.stdout
-    assert not done.stderr

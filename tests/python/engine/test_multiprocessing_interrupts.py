@@ -205,7 +205,8 @@ class Handler:
         self.calls += 1
 
 
-#: Imported by the process that forks: the first one takes its time when it has forked, and is killed before it tells.
+#: The program imports it, and so does the process that forks. The first such process takes its time when it has forked,
+#: and is killed before it tells.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess
@@ -224,12 +225,12 @@ _ForkingProcess.reply = reply_late
 """
 
 SIGNALLED = """
-import multiprocessing, signal
+import signal
+import late_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 if __name__ == "__main__":
-    multiprocessing.set_forkserver_preload(["torchdata", "late_server"])
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
     pipe = IterableWrapper(range(10)).sharding_filter()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import torchdata
-from process_checks import MULTIPROCESSING, loader, nothing_is_left, with_methods  # noqa: F401
+from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -57,6 +57,37 @@ def rows(number):
 
 def is_even(number):
     return number % 2 == 0
+
+
+class HeldUp:
+    """A function for which one item waits until a file is there; each item takes a while."""
+
+    def __init__(self, path, number):
+        self.path, self.number = path, number
+
+    def __call__(self, number):
+        while number == self.number and not self.path.exists():
+            time.sleep(0.01)
+        time.sleep(0.002)
+        return number
+
+
+# ---- waiting in turn -----------------------------------------------------------------------------------------------
+
+
+def test_main_sleeps_on_while_others_than_the_worker_whose_turn_it_is_send(tmp_path):
+    go_on = tmp_path / "go on"
+    pipe = IterableWrapper(range(200)).sharding_filter().map(HeldUp(go_on, 0))
+    with loader(pipe, 4, worker_prefetch_cnt=20) as dl:
+        items = []
+        thread = threading.Thread(target=lambda: items.extend(dl))
+        thread.start()
+        wait_for(lambda: [worker.items for worker in dl.stats().workers][1:] == [23, 23, 23])
+        woken = dl.stats().wake_ups
+        go_on.touch()
+        thread.join()
+    assert items == list(range(200))
+    assert woken < 23, "units that are no items wake main, and few others"
 
 
 # ---- epochs that are cut short -------------------------------------------------------------------------------------

@@ -44,8 +44,12 @@ def module_names() -> list[str]:
 def docstrings_with_examples() -> list[doctest.DocTest]:
     """One test per docstring, each beginning with no names at all, as for a reader who copies the example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
+    names = module_names()
+    modules = [importlib.import_module(name) for name in names]  # all first: a package gets some of its names late
     found = [
-        docstring for name in module_names() for docstring in finder.find(importlib.import_module(name), name, globs={})
+        docstring
+        for name, module in zip(names, modules, strict=True)
+        for docstring in finder.find(module, name, globs={})
     ]
     return [docstring for docstring in found if docstring.examples]
 

@@ -25,6 +25,10 @@ class Passing(IterDataPipe[Any]):
         return iter(self.source)
 
 
+def ten_times(x: int) -> int:
+    return 10 * x
+
+
 def test_the_page_has_the_numbers_of_the_code() -> None:
     page = PAGE.read_text()
     rows = [f"| {name} | {value} |" for name, value in of_the_code()]
@@ -44,9 +48,16 @@ def test_a_long_graph_is_listed_as_far_as_the_page_says_and_loads_all_the_same()
     pipe: Any = IterableWrapper(range(9))
     for _ in range(int(listed) + 5):
         pipe = pipe.map(abs)
-    with DataLoader2(pipe) as loader:
-        assert list(loader) == list(range(9))
-        assert len(loader.stats().pipes) == int(listed)
+    with DataLoader2(pipe.map(ten_times)) as loader:
+        for epoch in (1, 2):
+            assert list(loader) == list(range(0, 90, 10))
+            stats = loader.stats()
+            assert (stats.items, stats.epochs, len(stats.pipes)) == (9 * epoch, epoch, int(listed))
+        assert [pipe.name for pipe in stats.pipes if pipe.name != "Mapper(abs)"] == [
+            "IterableWrapper",
+            "Mapper(ten_times)",
+        ]
+        assert {pipe.items_out for pipe in stats.pipes} == {18}
     with DataLoader2(type("N" * 300, (Passing,), {})(IterableWrapper(range(9)))) as loader:
         assert list(loader) == list(range(9))
         assert max(len(listed.name) for listed in loader.stats().pipes) == 127

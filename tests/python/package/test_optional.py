@@ -92,6 +92,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ),
     ("ArrowParts", "deltalake", "deltalake", lambda: ArrowParts("a", format="delta")),
     ("ArrowParts", "pyiceberg", "iceberg", lambda: ArrowParts("a", format="iceberg")),
+    ("LanceReader", "lance", "lance", lambda: pipes.LanceReader([], "a")),
     ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
     ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
     ("torchdata.images", "PIL", "image", lambda: decode(b"x")),

@@ -36,7 +36,7 @@ WHO_COMES_FIRST = """
 import sys
 if sys.argv[1] == "torch":
     import torch
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
+from torchdata.datapipes.iter import *  # with all that is imported late
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 from torchdata.dataloader2 import DataLoader2
 before = list(sys.meta_path)

@@ -13,12 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from torch.utils.data import Dataset, IterableDataset  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.judging import Judge  # noqa: E402
-from random_stateful.programs import SKIPPING  # noqa: E402
+from random_stateful.programs import SKIPPING, SKIPPING_STREAMS  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
@@ -73,8 +74,44 @@ class Does(Some):
 
 
 class Stream(IterableDataset[int]):
+    """A generator."""
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+        yield from range(3)
+
+
+class Steps(IterableDataset[int]):
+    """Raises at some items of its part, and goes on."""
+
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(Some().__getitem__, range(first, self.length, step))
+
+
+class Placed(Steps):
+    """The same with a state."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.place == self.length:
+            self.place = 0
+            raise StopIteration
+        self.place += 1
+        return Some()[self.place - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
 
 
 def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
@@ -90,6 +127,10 @@ def epoch_of(batches: Any) -> list[Any]:
         warnings.simplefilter("always")
         came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
     return [came, "\n".join(str(one.message) for one in told if issubclass(one.category, RuntimeWarning))]
+
+
+def flat(batches: list[Any]) -> list[Any]:
+    return [sample for batch in batches for sample in batch]
 
 
 def skipped_of(loader: Any) -> Any:
@@ -328,12 +369,186 @@ def test_counts_that_are_damaged_are_refused(saved: Any) -> None:
         ({"error_limit": 1.5}, ValueError, "error_limit must be a number of items, or a float from 0 to 1"),
         ({"on_error": "raise", "error_limit": 3}, ValueError, "are for on_error='skip'"),
         ({"on_error": "raise", "error_log": "log"}, ValueError, "are for on_error='skip'"),
-        ({"dataset": Stream()}, ValueError, "on_error='skip' is for datasets with indices"),
+        ({"dataset": Stream()}, ValueError, "the __iter__ of Stream raises: it is a generator, and a generator that"),
+        ({"dataset": IterableWrapper([1])}, ValueError, r"it is made of pipes.*end them in .on_error"),
+        ({"error_fill": 1}, TypeError, "error_fill must be True or False"),
+        ({"error_fill": True, "on_error": "raise"}, ValueError, "error_fill are for on_error='skip'"),
+        ({"error_fill": True, "batch_size": None}, ValueError, "error_fill is for batches that the loader makes"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: Any, kind: Any, words: str) -> None:
     with pytest.raises(kind, match=words):
         loader_of(**options)
+
+
+# -- batches that are filled up ----------------------------------------------------------------------------
+
+FULL = [[0, 2, 3, 8], [9, 10, 11, 12], [14, 15, 16, 17], [18, 19]]
+
+
+@pytest.mark.parametrize("dataset", [Some, AtOnce])
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way: Any) -> None:
+    loader = loader_of(dataset(), error_fill=True, **way)
+    for _ in range(2):
+        came, told = epoch_of(loader)
+        assert told == TOLD.format(dataset.__name__)
+        assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
+        assert [len(batch) for batch in came] == [4, 4, 4, 2]
+        assert sorted(sample for batch in came for sample in batch) == sorted(
+            sample for batch in FULL for sample in batch
+        )
+        assert way["workers"] or came == FULL
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"in_order": False}, {"shuffle": True}])
+def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any) -> None:
+    if not workers and "in_order" in options:
+        return
+    options = {"error_fill": True, "workers": workers, **options}
+    torch.manual_seed(1)
+    whole, told = epoch_of(loader_of(**options))
+    assert told == TOLD.format("Some") or "drop_last" in options  # those that are dropped are not seen
+    for count in range(len(whole) + 1):
+        torch.manual_seed(1)
+        loader = loader_of(**options)
+        iterator = iter(loader)
+        before = [next(iterator).tolist() for _ in range(count)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        torch.manual_seed(1)
+        resumed = loader_of(**options)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        rest, told_of_rest = epoch_of(resumed)
+        assert told_of_rest == told
+        if "in_order" in options:
+            assert sorted(flat([*before, *rest])) == sorted(flat(whole))
+        else:
+            assert before + rest == whole
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_full_batches_go_on_with_another_size_and_other_workers(size: int) -> None:
+    loader = loader_of(workers=2, error_fill=True)
+    iterator = iter(loader)
+    before = next(iterator).tolist()
+    resumed = loader_of(workers=1, batch_size=size, error_fill=True)
+    resumed.load_state_dict(loader.state_dict())
+    rest = epoch_of(resumed)[0]
+    assert sorted(before + flat(rest)) == sorted(flat(FULL))
+    assert all(len(batch) == size for batch in rest[:-1])
+
+
+class Reading(Some):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+def test_in_one_process_a_sample_is_read_once_although_its_batch_is_filled_up() -> None:
+    dataset = Reading()
+    assert epoch_of(loader_of(dataset, error_fill=True))[0] == FULL
+    assert dataset.asked == list(range(20))
+
+
+def test_ctrl_c_in_a_batch_that_is_filled_up_loses_nothing() -> None:
+    loader = loader_of(Interrupted(), error_fill=True)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    resumed = loader_of(error_fill=True)
+    resumed.load_state_dict(loader.state_dict())
+    for rest in (iterator, resumed):
+        assert epoch_of(rest)[0] == FULL
+
+
+# -- iterable datasets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [Steps, Placed])
+@pytest.mark.parametrize("fills", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_with_next_goes_on_behind_an_item_that_raises(dataset: Any, fills: bool, workers: int) -> None:
+    expected = FULL if fills else LEFT
+    loader = loader_of(dataset(), workers, error_fill=fills)
+    for _ in range(2):
+        assert epoch_of(loader) == [expected, TOLD.format(dataset.__name__)]
+        assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
+    for count in range(len(expected) + 1):
+        loader = loader_of(dataset(), workers, error_fill=fills)
+        iterator = iter(loader)
+        before = [next(iterator).tolist() for _ in range(count)]
+        resumed = loader_of(dataset(), workers, error_fill=fills)
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        rest, told = epoch_of(resumed)
+        assert before + rest == expected, count
+        assert told == TOLD.format(dataset.__name__)
+
+
+def test_items_of_an_iterator_come_one_by_one_and_in_several_workers() -> None:
+    assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), TOLD.format("Steps")]
+    for options in ({}, {"persistent_workers": True}, {"on_worker_exit": "restart"}):
+        loader = loader_of(Steps(), 2, batch_size=2, **options)
+        for _ in range(2):
+            came, told = epoch_of(loader)
+            assert sorted(flat(came)) == flat(LEFT)
+            assert told == TOLD.format("Steps")
+
+
+def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
+    assert epoch_of(loader_of(Steps(18), drop_last=True))[0] == LEFT[:3]
+    assert epoch_of(loader_of(Steps(), drop_last=True, error_fill=True))[0] == FULL[:3]
+
+
+class Through(Steps):
+    """Reads a generator behind a `map`."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(abs, self.generator())
+
+    def generator(self) -> Iterator[int]:
+        for number in range(self.length):
+            yield Some()[number]
+
+
+class Made(Steps):
+    """Its `__iter__` returns a generator, and is none."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (Some()[number] for number in range(self.length))
+
+
+class Stuck(Steps):
+    """Raises for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        raise OSError("stuck")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "words"),
+    [
+        (Through, ValueError, "it came out of a generator in the iterator of Through, which gave nothing more"),
+        (Made, ValueError, "does not skip what the iterator of Made raises: it is a generator"),
+        (Stuck, OSError, "the iterator of Stuck has raised 10000 times without a sample between"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_that_cannot_go_on_is_an_error_that_says_why(
+    dataset: Any, kind: Any, words: str, workers: int
+) -> None:
+    with pytest.raises(kind) as caught:
+        epoch_of(loader_of(dataset(), workers))
+    assert any(words in note for note in caught.value.__notes__)
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +557,7 @@ def judge() -> Iterator[Judge]:
         yield judge
 
 
-@pytest.mark.parametrize("seed", range(SKIPPING, SKIPPING + 6))
+@pytest.mark.parametrize("seed", [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(6)])
 def test_a_random_program_that_skips_goes_on_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
     verdict = judge.judge(seed)
     assert not verdict.told, verdict.words

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from itertools import islice
 from statistics import fmean
 
 import numpy as np
@@ -236,6 +237,39 @@ def test_the_time_of_a_pipe_is_its_own():
     assert 0.008 < slow.p50 <= slow.p99
     assert slow.location.endswith(f"{os.path.basename(__file__)}:{two.__code__.co_firstlineno}")
     assert slow.share == pytest.approx(slow.own_seconds / sum(pipe.own_seconds for pipe in stats.pipes))
+
+
+class HandedOn(IterDataPipe):
+    """Reads the first items of its source itself, and all others in a thread."""
+
+    def __init__(self, source_datapipe, first):
+        self.source_datapipe = source_datapipe
+        self.first = first
+
+    def __iter__(self):
+        source = iter(self.source_datapipe)
+        yield from islice(source, self.first)
+        rest = []
+        thread = threading.Thread(target=rest.extend, args=(source,))
+        thread.start()
+        thread.join()
+        yield from rest
+
+
+def test_a_pipe_that_a_thread_reads_on_is_timed_there_too():
+    took = []
+
+    def waits(x):
+        begun = time.perf_counter()
+        if x >= 300:
+            time.sleep(0.001)
+        took.append(time.perf_counter() - begun)
+        return x
+
+    with DataLoader2(HandedOn(IterableWrapper(range(700)).map(waits), 300), stats="full") as dl:
+        assert list(dl) == list(range(700))
+        own = {pipe.name: pipe.own_seconds for pipe in dl.stats().pipes}
+    assert own["Mapper(waits)"] >= sum(took[-200:])
 
 
 def sometimes_slow(x):

@@ -19,6 +19,7 @@ from torchdata._observe.outside.attaching import NoLoaderError, attach
 from torchdata._observe.outside.stalls import StallWarning
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
+from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
@@ -94,9 +95,9 @@ def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -
     iterator = iter(Loader(node))
     assert next(iterator) == 1
     (attached,) = attach(os.getpid())
-    assert [one.name for one in attached.stats().processes] == NAMES
-    stacks = [stack for name, stack in attached.stacks() if name.startswith("worker")]
-    assert any("in __getitem__" in stack for stack in stacks)
+    # The process that has the 5 may be started and not counted yet: it is there once its function has been called.
+    wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
+    wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
     assert list(iterator) == [5, 5]
     node.shutdown()

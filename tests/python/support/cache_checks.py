@@ -55,5 +55,14 @@ def members(path):
     return [(f"{path}.{i}", f"member {i}".encode()) for i in range(3)]
 
 
-def archives(folder, keys, unpack=members):
-    return IterableWrapper([str(folder / key) for key in keys]).on_disk_cache().flatmap(unpack).end_caching()
+def archives(folder, keys, unpack=members, **options):
+    section = IterableWrapper([str(folder / key) for key in keys]).on_disk_cache()
+    return section.flatmap(unpack).end_caching(**options)
+
+
+def is_free(path):
+    """Whether nobody has a claim on a path."""
+    claim = locks.claim(str(path), None)
+    if claim is not None:
+        claim.release()
+    return claim is not None

@@ -9,6 +9,7 @@ is none, it prints nothing. A comment above a block tells what is different:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import subprocess
@@ -18,9 +19,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 import torchdata
+from fresh_processes import run_program
 
 #: Printed behind each block; no block prints it.
 _END = "\x1e"
+_GUARD = 'if __name__ == "__main__":'
+#: Runs a file as a notebook does its cells: workers find no program that they could import.
+_NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,24 @@ def examples(page: Path) -> list[Example]:
     ]
 
 
-def _allowed(program: list[Example]) -> list[str]:
-    """Warnings that another library is to blame for."""
-    if any("import webdataset" in example.block.code for example in program):
-        return ["-W", "ignore::ResourceWarning"]  # it leaves closing its files to the interpreter
-    return []
+def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the examples' program; one that begins with torch in a process that has it, as its import takes so long."""
+    codes = [example.block.code for example in program]
+    # One library leaves closing its files to the interpreter.
+    ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
+    how = _how(program)
+    if not how and re.search(r"^(import torch|from torchdata\.nodes import .*)$", codes[0], re.M):
+        return run_program(script, ignored=ignored)
+    # The package under test, wherever the run found it.
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    command = [sys.executable, "-W", "error", *(["-W", f"ignore::{ignored}"] if ignored else []), *how, str(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=script.parent, env=environment)
+
+
+def _how(program: list[Example]) -> list[str]:
+    """The option of Python for a program without a guard: where workers import the program, it is for a notebook."""
+    guarded = all(_GUARD in example.block.code for example in program)
+    return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
 
 def printed(page: Path, folder: Path) -> list[str]:
@@ -101,12 +119,9 @@ def printed(page: Path, folder: Path) -> list[str]:
             continue
         script = folder / f"{page.stem}_{number}.py"
         # A spawned worker imports the script.
-        end = f'\nif __name__ == "__main__":\n    print("{_END}", end="", flush=True)\n'
+        end = f'\n{_GUARD}\n    print("{_END}", end="", flush=True)\n'
         script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
-        # The package under test, wherever the run found it.
-        environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
-        command = [sys.executable, "-W", "error", *_allowed(program), str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
+        run = _run(program, script)
         assert (run.returncode, run.stderr) == (0, ""), f"{page}: {run.stdout}\n{run.stderr}"
         parts = run.stdout.split(_END)[:-1]
         assert len(parts) == len(program)

@@ -3,11 +3,16 @@
 `FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
 call. So a call costs milliseconds, and not the import of torch. Global generators of the child are seeded from the
 operating system, so that nothing is inherited there either.
+
+`run_program` runs a file that needs torch, as an interpreter of its own would. A test of importing, of options
+of the interpreter or of its very end needs one of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -17,8 +22,11 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
+import types
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +91,59 @@ class FreshProcesses:
             error.add_note(answer.get("trace", ""))
             raise error
         return answer["result"]
+
+
+@functools.cache
+def with_torch() -> FreshProcesses:
+    """The server of this process that has imported torch, NumPy and the package."""
+    server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
+    atexit.register(server.__exit__, None, None, None)
+    return server
+
+
+def run_program(path: Path, *arguments: str, ignored: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program that imports torch, in its folder; warnings are errors.
+
+    Args:
+        path: its file.
+        arguments: of the program.
+        ignored: the name of a category of warnings that are none.
+    """
+    done = with_torch().call("fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored)
+    return subprocess.CompletedProcess([str(path), *arguments], **done)
+
+
+def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, Any]:
+    """Runs a file as `__main__` in this process, to the end of its threads and exit handlers."""
+    os.chdir(os.path.dirname(path))
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    sys.modules["__main__"], sys.argv = main, [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
+    filters = ["error", *([f"ignore::{ignored}"] if ignored else [])]
+    sys.warnoptions[:] = filters  # which processes that it starts inherit
+    warnings.resetwarnings()
+    warnings.simplefilter("error")
+    if ignored:
+        warnings.simplefilter("ignore", getattr(importlib.import_module("builtins"), ignored))
+    code = 0
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        try:
+            exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), vars(main))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, err)]
+    return {"returncode": code, "stdout": texts[0], "stderr": texts[1]}
 
 
 def answer_to(order: dict[str, Any]) -> dict[str, Any]:

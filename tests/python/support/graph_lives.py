@@ -14,9 +14,9 @@ from typing import Any
 
 import random_lives
 from driving import drive, parser_of
+from life_plans import Life, only_read
 from random_graphs.check import NotComparable, start
 from random_graphs.loaders import Loader
-from random_lives import Life, only_read
 from random_pipelines import Differs
 
 
@@ -34,7 +34,7 @@ class GraphLife(Life):
             graph.cadence,
         )
         self.threads = graph.graph.flavour == "threads"
-        self.moves, self.block, self.auto = False, None, 0.0
+        self.moves, self.block, self.auto, self.free = False, None, 0.0, False
         self.restarts = self.kind == "workers" and dice.random() < 0.5
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000

@@ -36,6 +36,9 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 LOG = "requests.log"
+#: Holds a byte for each `PIECE` that was begun to be sent.
+SENT = "sent.log"
+PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
 FORM = (
     '<form id="download-form" action="{action}" method="get"><input type="hidden" name="id" value="{id}">'
@@ -50,6 +53,9 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: Any
     query: dict[str, str] = {}  # noqa: RUF012  # of the request before
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -86,14 +92,15 @@ class Handler(BaseHTTPRequestHandler):
         elif asked and self.query.get("ranges") != "no":
             condition = self.headers["If-Range"]
             if condition is None or condition in (headers.get("ETag"), headers.get("Last-Modified")):
-                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                start, end = int(first), min(int(last) + 1, total) if last else total
                 if self.query.get("ranges") == "wrong":
                     start -= 1
                 if start >= total:
                     self.reply(b"", status=416, **headers, **{"Content-Range": f"bytes */{total}"})
                     return
-                body, status = body[start:], 206
-                headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
+                body, status = body[start:end], 206
+                headers["Content-Range"] = f"bytes {start}-{end - 1}/{total}"
         self.reply(body, status, **headers)
 
     def validators(self, path: Path) -> dict[str, str]:
@@ -120,6 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.close_connection = True
         self.end_headers()
+        if self.command == "HEAD":
+            return
         stop = int(self.query.get("drop", self.query.get("after", len(body))))
         self.send(body[:stop], chunked)
         if "after" in self.query:
@@ -131,8 +140,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def send(self, body: bytes, chunked: bool) -> None:
-        for piece in (body[:3], body[3:]) if chunked else (body,):
+        pieces = [body[at : at + PIECE] for at in range(0, len(body), PIECE)]
+        for piece in (body[:3], body[3:]) if chunked else pieces:
             if piece:
+                with open(self.server.folder / SENT, "ab") as sent:
+                    sent.write(b".")
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
                 self.wfile.flush()
 
@@ -211,9 +223,15 @@ class Server:
         log = self.folder / LOG
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
+    def sent(self) -> int:
+        """Bytes that were begun to be sent since the log began, in whole pieces; of chunked answers too few."""
+        log = self.folder / SENT
+        return PIECE * log.stat().st_size if log.exists() else 0
+
     def forget_requests(self) -> None:
         """Begins a new log."""
-        (self.folder / LOG).unlink(missing_ok=True)
+        for name in (LOG, SENT):
+            (self.folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -93,3 +93,29 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
         await_held_back()
         signal.signal(signal.SIGINT, before)
     return got, presses
+
+
+@contextlib.contextmanager
+def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Has a function called by SIGALRM after so many seconds, if at all. Handlers and timer of before come back."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
+    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if seconds is not None:
+            signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            await_held_back()
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+def press(*_: Any) -> None:
+    """Ctrl-C, which is not at any moment a KeyboardInterrupt."""
+    signal.raise_signal(signal.SIGINT)

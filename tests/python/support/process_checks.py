@@ -20,6 +20,7 @@ from leftovers import (  # noqa: F401 - tests take some from here
     started_children,
     state,
 )
+from torchdata._engine.processes.process import ChildProcess
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from waiting import wait_for  # noqa: F401
@@ -78,3 +79,24 @@ class ExitsAt:
             time.sleep(self.after)
             os._exit(7)
         return x
+
+
+class Sleeps:
+    """Takes its time at the item, or for ever."""
+
+    def __init__(self, at, seconds=1000.0):
+        self.at = at
+        self.seconds = seconds
+
+    def __call__(self, x):
+        if x == self.at:
+            time.sleep(self.seconds)
+        return x
+
+
+def patch_start(monkeypatch, start):
+    """Has another function start workers; returns what starts them else."""
+    real_start = ChildProcess.start
+    choose = lambda child: (start if child.name.startswith("worker") else real_start)(child)  # noqa: E731
+    monkeypatch.setattr(ChildProcess, "start", choose)
+    return real_start

@@ -24,33 +24,20 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 from unittest import mock
-from zlib import crc32
 
-import random_pipelines
 from driving import drive, parser_of
 from leftovers import children
-from pressing import await_held_back
+from life_epochs import Bad, Epoch, read_epoch
+from life_plans import Life, only_read
+from pressing import alarm, press
 from process_checks import kill_fork_server
-from random_pipelines import Differs, begin, difference, key
-from rank_threads import ThreadGroup, _Meeting
+from random_pipelines import Differs, begin, key
 from torchdata._engine import snapshots
-from torchdata.dataloader2 import (
-    DataLoader2,
-    DistributedReadingService,
-    InProcessReadingService,
-    MultiProcessingReadingService,
-    SequentialReadingService,
-    describe,
-)
-from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2 import DataLoader2, describe
 from torchdata.dataloader2.services import choosing, steering
 
-#: The steps whose state lasts from epoch to epoch.
-LASTING = {"summed", "cache"}
 #: How a process dies, or stops, and is killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
-#: Seconds after which one hangs.
-HANGS_AFTER = 0.8
 #: Workers at most, where their number is drawn.
 MOST = 5
 
@@ -75,134 +62,8 @@ def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
         yield
 
 
-class Bad(ValueError):
-    """The error of some items."""
-
-
 class Inconclusive(Exception):
     """The items to come cannot be known."""
-
-
-def failing(item: Any) -> Any:
-    """The item, or an error in its place."""
-    if crc32(repr(item).encode()) % 23 == 0:
-        raise Bad(item)
-    return item
-
-
-class Life(random_pipelines.Plan):
-    """The acts of a life, drawn from a seed."""
-
-    #: Whether Ctrl-C is pressed, at moments that follow from the clock.
-    presses = True
-
-    def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
-        super().__init__(seed, methods)
-        dice = random.Random(f"life {seed}")
-        self.kind = dice.choice(["none", "in process", *5 * ["workers"]])
-        self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
-        self.restarts = self.kind == "workers" and dice.random() < 0.5
-        self.ranks = self.kind != "none" and dice.random() < 0.15
-        self.moves = self.kind == "workers" and dice.random() < 0.4
-        if self.moves:
-            steps = ["shuffle", "plain", "filter", "flatmap", "generated", "header", "cycle", "prefetch"]
-            self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
-            self.behind = [dice.choice(["plain", "large", "prefetch"]) for _ in range(dice.randrange(3))]
-            self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether the number of workers is chosen, by drawing, in the midst of epochs; how often at a look.
-        self.auto = dice.choice([0.1, 0.5]) if self.moves and dice.random() < 0.3 else 0.0
-        #: Items of a batch behind the sharding, which is then in blocks.
-        self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
-        if self.block is not None:
-            self.behind.insert(0, "block")
-        if self.shard == "dispatch" and "cycle" in self.behind:
-            # How far the dispatching process runs in a pass that all leave is a matter of speed.
-            self.behind = [step for step in self.behind if step != "header"]
-        if dice.random() < 0.15 and LASTING.isdisjoint([*self.before, *self.behind]):
-            part = dice.choice([self.before, self.behind])
-            part.insert(dice.randrange(len(part) + 1), "failing")
-        steps = {*self.before, *self.behind}
-        if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            self.before, self.behind = (
-                [step for step in part if step != "header"] for part in (self.before, self.behind)
-            )
-        leaves = not LASTING & steps
-        #: Of each epoch: the seed that it is given, and after how many items it is left.
-        self.epochs = [
-            (
-                dice.choice([None, None, None, dice.randrange(100)]),
-                dice.randint(1, self.items + 1) if leaves and dice.random() < 0.4 else None,
-            )
-            for _ in range(dice.choice([1, 2, 3]))
-        ]
-        #: `skip` draws nothing.
-        self.skips = "drawing" not in steps
-        #: Whether the global generators of this process are drawn from.
-        self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether something may last from epoch to epoch.
-        self.lasts = not LASTING.isdisjoint(steps)
-
-    def _add(self, pipe: Any, step: str) -> Any:  # type: ignore[override]
-        if step == "failing":
-            return pipe.map(failing)
-        if step == "block":
-            return pipe.batch(self.block)
-        return super()._add(pipe, step)
-
-    def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
-        """A loader, without a seed."""
-        adapters = [] if self.block is None else [ShardingPolicy(self.block)]
-        return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
-
-    def service_of(self, workers: int | str | None = None, restarts: bool | None = None) -> Any:
-        services: list[Any] = []
-        if self.ranks:
-            services.append(DistributedReadingService(30, process_group=ThreadGroup((_Meeting(1), _Meeting(1)), 0)))
-        workers = self.workers if workers is None else workers
-        if self.kind == "in process" or not workers:
-            services.append(InProcessReadingService(prefetch_cnt=3 if self.threads else 0))
-        elif self.kind == "workers":
-            options = dict(self.options)
-            if self.restarts if restarts is None else restarts:
-                options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
-            services.append(MultiProcessingReadingService(workers, self.method, **options))
-        if len(services) > 1:
-            return SequentialReadingService(*services)
-        return services[0] if services else None
-
-
-def only_read(life: Life) -> list[Epoch]:
-    """The epochs of a loader that is only read."""
-    begin()
-    epochs = []
-    with life.made(restarts=False) as loader:
-        if life.loader_seed is not None:
-            loader.seed(life.loader_seed)
-        for seed, until in life.epochs:
-            if seed is not None:
-                loader.seed(seed)
-            epochs.append(read_epoch(loader, until))
-        epochs.append(read_epoch(loader))
-    return epochs
-
-
-class Epoch(list[Any]):
-    """Items of an epoch, and whether an error comes behind them."""
-
-    fails = False
-
-
-def read_epoch(loader: DataLoader2[Any], until: int | None = None) -> Epoch:
-    """The items of the next epoch, of which at most so many are read."""
-    items = Epoch()
-    try:
-        for item in loader:
-            items.append(key(item))
-            if len(items) == until:
-                break
-    except Bad:
-        items.fails = True
-    return items
 
 
 class Run:
@@ -214,8 +75,10 @@ class Run:
         self.did: list[str] = []
         self.deaths = Counter[int]()
         #: States that were taken in the midst of things: the epoch, and the state.
-        self.aside: list[tuple[int, dict[str, Any]]] = []
-        self.epoch, self.at = 0, 0
+        self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
+        self.epoch = 0
+        #: The items that came in this epoch; None for one that was passed over.
+        self.given: list[Any] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
         self.loader: Any = life.made()
@@ -228,7 +91,7 @@ class Run:
             for seed, until in [*self.life.epochs, (None, None)]:
                 if seed is not None:
                     self.loader.seed(seed)
-                self.at = 0
+                self.given = []
                 self._begin()
                 self.has_left = False
                 self._read_epoch(until)
@@ -268,7 +131,12 @@ class Run:
     @property
     def size(self) -> int:
         """How many items are read of the epoch."""
-        return len(self.expected[self.epoch])
+        return self.expected[self.epoch].size
+
+    @property
+    def at(self) -> int:
+        """How many items came in this epoch."""
+        return len(self.given)
 
     def _things(self) -> list[Callable[[], None]]:
         """The acts that are possible now."""
@@ -299,7 +167,7 @@ class Run:
         skipped = self.loader.skip(count)
         if skipped != count:
             raise Differs(f"{skipped} items were skipped instead of {count}")
-        self.at += count
+        self.given += [None] * count
         if self.dice.random() < 0.5:
             self.iterator = iter(self.loader)
 
@@ -310,10 +178,13 @@ class Run:
 
     def _take(self, got: list[Any], count: int) -> None:
         """Compares what came."""
-        wanted = self.expected[self.epoch][self.at : self.at + count]
-        if got != wanted:
-            raise Differs(f"epoch {self.epoch} from item {self.at} on: {difference(got, wanted)}")
-        self.at += count
+        try:
+            self.expected[self.epoch].check(self.given, got, self.life.free)
+        except Differs as error:
+            raise Differs(f"epoch {self.epoch} from item {self.at} on: {error}") from None
+        if len(got) != count:
+            raise Differs(f"epoch {self.epoch} from item {self.at} on: {len(got)} items instead of {count}")
+        self.given += got
 
     def _limit(self) -> None:
         count = self.dice.choice([1, 3, 10])
@@ -342,7 +213,10 @@ class Run:
 
     def _save(self) -> None:
         self.did.append(f"state at {self.at}")
-        self.aside.append((self.epoch, self._state()))
+        self._put_aside(self._state())
+
+    def _put_aside(self, *states: dict[str, Any]) -> None:
+        self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def _save_by_signal(self) -> None:
         """Reads on while a signal handler takes a state, whenever that is."""
@@ -350,7 +224,7 @@ class Run:
         self.did.append("signal")
         with alarm(self.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(self.loader.state_dict())):
             self._read(self.dice.choice([1, 5, 20]))
-        self.aside += [(self.epoch, state) for state in found]
+        self._put_aside(*found)
 
     def _save_by_thread(self) -> None:
         """Reads on while another thread takes states."""
@@ -376,7 +250,7 @@ class Run:
             thread.join()
         if failed:
             raise failed[0]
-        self.aside += [(self.epoch, state) for state in self.dice.sample(found, min(2, len(found)))]
+        self._put_aside(*self.dice.sample(found, min(2, len(found))))
 
     def _interrupt(self) -> None:
         """Cuts the loop off by Ctrl-C, whenever that is; another loader goes on from the state that is saved then."""
@@ -386,7 +260,7 @@ class Run:
         got: list[Any] = []
         with alarm(None):
             try:
-                signal.signal(signal.SIGALRM, _press)
+                signal.signal(signal.SIGALRM, press)
                 signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-6, 3e-5, 1e-4, 1e-3]))
                 for item in self.iterator:
                     got.append(item)
@@ -401,7 +275,7 @@ class Run:
         if given - self.at not in (0, 1):  # the moment between the count and the loop is the interpreter's own
             raise Differs(f"{self.at} items of epoch {self.epoch} came, and {given} are counted")
         self.did.append(f"interrupted at {given}")
-        self.at = given
+        self.given += [None] * (given - self.at)
         self._go_on(reads_on=False)
 
     def _go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -446,7 +320,7 @@ class Run:
                 self.loader.load_state_dict(state)
         self.deaths.clear()
         if not between:
-            self.at = at
+            del self.given[at:]
             self._begin()
 
     def _begin(self) -> None:
@@ -482,7 +356,7 @@ class Run:
             return True
         with alarm(None):
             try:
-                signal.signal(signal.SIGALRM, _press)
+                signal.signal(signal.SIGALRM, press)
                 signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-5, 1e-4, 1e-3, 5e-3]))
                 function()
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -542,45 +416,21 @@ class Run:
     def check_aside(self) -> int:
         """Goes on from states that were taken in the midst of things, as far as it is known what comes; how many."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
-        for epoch, state in chosen:
+        for epoch, state, came in chosen:
             place, expected = state["iteration_state"], self.expected[epoch]
             given = 0 if place is None else place["given"]
             begin(98)
             with self.life.made(self.workers if self.life.moves else None) as loader:
                 loader.load_state_dict(pickle.loads(pickle.dumps(state)))
-                until = len(expected) - given
+                until = expected.size - given
                 got = read_epoch(loader, until) if until else []
-                if got != expected[given:]:
-                    raise Differs(
-                        f"from a state in the midst of epoch {epoch}, at {given}: {difference(got, expected[given:])}"
-                    )
+                try:
+                    expected.check(came[:given], got, self.life.free)
+                except Differs as error:
+                    raise Differs(f"from a state in the midst of epoch {epoch}, at {given}: {error}") from None
+                if len(got) != until:
+                    raise Differs(f"from a state in the midst of epoch {epoch}: {len(got)} items instead of {until}")
         return len(chosen)
-
-
-@contextlib.contextmanager
-def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Has a function called by SIGALRM after so many seconds, if at all. Handlers and timer of before come back."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
-    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if seconds is not None:
-            signal.signal(signal.SIGALRM, handle)
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        try:
-            await_held_back()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
-            signal.setitimer(signal.ITIMER_REAL, left, interval)
-
-
-def _press(*_: Any) -> None:
-    """Ctrl-C, which is not at any moment a KeyboardInterrupt."""
-    signal.raise_signal(signal.SIGINT)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

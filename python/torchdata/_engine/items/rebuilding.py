@@ -55,8 +55,12 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
     forms: list[Form] = []
     try:
         for form, is_exact in _forms(error, depth):
-            if not (is_exact and forms) and _is_like(_put_together(form), error, form):
+            if is_exact and forms:
+                continue
+            again = _put_together(form)
+            if _is_like(again, error, form):
                 forms.append(form)
+            _let_go(again)
     except Exception:  # of a class with which nothing can be done
         pass
     return forms
@@ -123,10 +127,23 @@ def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
     file = _Limited(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
-        pickle.loads(file.content)
+        _let_go(pickle.loads(file.content))
     except Exception:
         return None
     return bytes(file.content)
+
+
+def _let_go(tried: object) -> None:
+    """Closes what a copy that was a trial would clean up when it is dropped, and warn of: the file of an HTTPError."""
+    if isinstance(tried, BaseException):
+        members = tried.exceptions if isinstance(tried, BaseExceptionGroup) else ()
+        for one in (*members, *attributes_of(tried).values()):
+            _let_go(one)
+        return
+    close = getattr(type(tried), "close", None)
+    if close is not None and hasattr(type(tried), "__del__"):
+        with contextlib.suppress(Exception):
+            close(tried)
 
 
 def _pickled_class(cls: type[BaseException]) -> bytes | None:

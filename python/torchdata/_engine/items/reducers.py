@@ -7,6 +7,7 @@ a way of their own.
 from __future__ import annotations
 
 import copyreg
+import io
 import operator
 import pickle
 import sys
@@ -30,23 +31,16 @@ def _users_reducers() -> dict[type, Reducer]:
 
     Reducers that the two registered themselves are left out: they send descriptors and handles by other ways.
     """
-    libraries = ("multiprocessing", "torch")
-    return {
-        cls: reduce
-        for cls, reduce in _registered().items()
-        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
-    }
-
-
-def _registered() -> dict[type, Reducer]:
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
-        return _NONE
-    found: dict[type, Reducer] = reduction.ForkingPickler._extra_reducers
-    return found
-
-
-_NONE: dict[type, Reducer] = {}
+        return {}
+    libraries, public = ("multiprocessing", "torch"), copyreg.dispatch_table
+    return {
+        cls: reduce
+        for cls, reduce in reduction.ForkingPickler(io.BytesIO()).dispatch_table.items()
+        if public.get(cls) is not reduce
+        and (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
+    }
 
 
 def has_own_reducer(cls: type) -> bool:
@@ -85,22 +79,27 @@ class Reducers(dict[type, Reducer]):
 
 
 class Tables:
-    """Tables that are used from item to item; each by one pickler at a time, of any thread."""
+    """Tables that are used from item to item; each by one pickler at a time, of any thread.
+
+    They are made anew when a type is registered with `copyreg`, and when a module is imported. The pickler of
+    multiprocessing shows a copy of its registrations, which takes too long to make for each item; so one of a type that
+    was met before counts from the next import on.
+    """
 
     #: A table of more types is not used again: it would keep them, and users may make new ones all the time.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The reducers of users when the tables were made.
-        self._seen: tuple[dict[type, Any], dict[type, Any]] = ({}, {})
+        #: What was registered, and how many modules there were, when the tables were made.
+        self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
         """A table for a pickler that is used once."""
         if type(pickling) is not pickle.Pickler:  # a class that may have reducers of its own
             return Reducers(pickling.dispatch_table, _users_reducers())
-        if self._seen != (copyreg.dispatch_table, _registered()):
-            self._seen = dict(copyreg.dispatch_table), dict(_registered())
+        if self._seen != (copyreg.dispatch_table, len(sys.modules)):
+            self._seen = dict(copyreg.dispatch_table), len(sys.modules)
             self._free = []
         try:
             return self._free.pop()

@@ -26,7 +26,6 @@ import os
 import pickle
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -122,15 +121,15 @@ class Forker:
         return cls(True, launch)
 
     @classmethod
-    def spawned(cls, preload: Sequence[str]) -> Forker:
+    def spawned(cls, module: str) -> Forker:
         """One that main spawns, where signals are blocked.
 
         Args:
-            preload: names of modules to import before anybody is forked.
+            module: the name of a module to import before anybody is forked, besides the program's.
         """
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
-            arguments = theirs, os.getpid(), None, None, (), list(preload)
+            arguments = theirs, os.getpid(), None, None, (), module
             child = SpawnedChild(get_context("spawn"), _NAME, _PROCESS_NAME, serve, arguments)
             child.start()
             return child
@@ -269,15 +268,8 @@ def forker_of_program(module: str) -> Forker:
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
-            _of_program = Forker.spawned([module, *_preloaded()])
+            _of_program = Forker.spawned(module)
         return _of_program
-
-
-def _preloaded() -> list[str]:
-    """What `multiprocessing.set_forkserver_preload` was told, which can only be set; the program is imported anyway."""
-    told = getattr(sys.modules.get("multiprocessing.forkserver"), "set_forkserver_preload", None)
-    server = getattr(told, "__self__", None)
-    return [name for name in getattr(server, "_preload_modules", ()) if name != "__main__"]
 
 
 def _leave_to_the_parent() -> None:

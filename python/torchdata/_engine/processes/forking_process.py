@@ -62,7 +62,7 @@ def serve(
     mains: socket.socket | None = None,
     bells: BellBoard | None = None,
     inherited: Sequence[Any] = (),
-    preload: Sequence[str] = (),
+    module: str | None = None,
 ) -> None:
     """The target of the forking process.
 
@@ -72,7 +72,7 @@ def serve(
         mains: main's end, where it is inherited.
         bells: the bells that are inherited.
         inherited: what `Inherited` stands for.
-        preload: modules to import for all children, as far as they can be imported.
+        module: the name of a module to import for all children, if it can be imported.
     """
     global _inherited
     block_all()
@@ -82,9 +82,9 @@ def serve(
     watch_the_parent()
     if bells is not None:
         drop_inherited([], bells)
-    for name in preload:
+    if module is not None:
         with contextlib.suppress(ImportError):
-            __import__(name)
+            __import__(module)
     end_early_watch()  # children are forked from one thread
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
     _inherited = inherited

@@ -47,18 +47,13 @@ _CAN_BE_HELD = tuple(
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-#: The function that `signal.getsignal` wraps, which makes an `enum` of its result: 4 µs for all signals in place of
-#: 150.
-_getsignal = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-
-
 class StartGivenUp(Exception):
     """A signal came while the start of a child waited, and the start could be taken back as a whole."""
 
 
 def _handled() -> list[int]:
     """Signals that this process handles in Python."""
-    return [number for number in _CAN_BE_HELD if callable(_getsignal(number))]
+    return [number for number in _CAN_BE_HELD if callable(signal.getsignal(number))]
 
 
 class InterruptsDeferred:
@@ -229,7 +224,7 @@ class MainSignals:
                 signal.signal(number, signal.SIG_IGN)
             elif number == signal.SIGCHLD:  # of its own children, if it starts any
                 signal.signal(number, signal.SIG_DFL)
-            elif _getsignal(number) != signal.SIG_IGN and not is_a_librarys:
+            elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
                 signal.signal(number, _take_no_notice)  # what is found, and put back, by who sets one for a while
                 take_no_notice(number)
                 _deaf.append(number)

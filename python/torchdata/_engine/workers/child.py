@@ -31,7 +31,16 @@ from torchdata._engine.processes.process import close_inherited, watch_the_paren
 from torchdata._engine.processes.strangers import note_child
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Sender, StatsBoard, drop_inherited, exit_with_parent
+from torchdata._native import (
+    BellBoard,
+    Collector,
+    DealingRecord,
+    Link,
+    Sender,
+    StatsBoard,
+    drop_inherited,
+    exit_with_parent,
+)
 from torchdata._observe.stats.counting import Counting
 
 __all__ = ["MAIN", "Child", "ChildSetup", "CommonSetup", "Lines", "run_child"]
@@ -68,13 +77,20 @@ class CommonSetup:
         is_child_of_main = start_method != "forkserver"
         return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now())
 
-    def enter(self, name: str, links: Sequence[Link], stats: StatsBoard | None = None) -> bool:
+    def enter(
+        self,
+        name: str,
+        links: Sequence[Link],
+        stats: StatsBoard | None = None,
+        record: DealingRecord | None = None,
+    ) -> bool:
         """Makes this process a child of the engine.
 
         Args:
             name: what the child is called in messages.
             links: the links that are its own.
             stats: the board on which it counts, if it does.
+            record: the record of what it deals, if it keeps one.
 
         Returns:
             Whether there is anything to do: False if main is gone already.
@@ -83,7 +99,7 @@ class CommonSetup:
         note_child()
         close_inherited()
         watch_the_parent()
-        drop_inherited(links, self.bells.shared, stats)
+        drop_inherited(links, self.bells.shared, stats, record)
         end_early_watch()
         _keep_freed_memory()
         _keep_memory_of_tensors()
@@ -142,6 +158,8 @@ class ChildSetup:
     window: int
     #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
     cadence: tuple[float, float]
+    #: In a dispatching process that deals to whoever is free: where it records to whom.
+    record: Handle[DealingRecord] | None = None
 
     @property
     def where(self) -> str:
@@ -168,7 +186,8 @@ def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
     setup.stats.shared = setup.stats.shared.here()
     links = [handle.shared for handle in setup.lines.all()]
-    if not setup.common.enter(setup.name, links, setup.stats.shared):
+    record = None if setup.record is None else setup.record.shared
+    if not setup.common.enter(setup.name, links, setup.stats.shared, record):
         return
     # Until the child has its commands' link, main does not wait for this import to come to an end.
     module, name = setup.program_class
@@ -191,6 +210,8 @@ class Child:
         outputs = [handle.shared for handle in setup.lines.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], _refuse, name="main")
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, control if is_interrupted else None)
+        if setup.record is not None:
+            self.sender.deal_freely(setup.record.shared)
         #: What the dispatching process sends to a worker.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:

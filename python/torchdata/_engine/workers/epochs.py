@@ -44,12 +44,14 @@ class Place:
         turn: whose turn it was.
         resumptions: by child, where it goes on.
         kept: the snapshots behind these, for the books.
+        owners: to whom items were dealt freely; None if they are dealt in turn.
     """
 
     given: list[snapshots.Account]
     turn: int
     resumptions: list[snapshots.Resumption | None]
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
+    owners: snapshots.KeptOwners | None = None
 
 
 class _Dying(Exception):
@@ -67,7 +69,7 @@ class Children:
         window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
-        in_order: whether main takes items from the workers in strict turn.
+        in_order: whether main takes items from the workers in strict turn, and the dispatching process deals in turn.
         timeout: seconds that main waits for an item; None for ever.
         full_stats: whether the time of each pipe is taken.
         room: where they count, if they share a board with others whose place they take; None makes one.
@@ -102,10 +104,13 @@ class Children:
             program,
             dispatch,
             dispatch_window=dispatch_window,
+            deals_freely=not in_order,
             memory_budget=memory_budget,
             full_stats=full_stats,
             room=room,
         )
+        #: Whether the dispatching process deals to whoever is free.
+        self.deals_freely = group.record is not None
         self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
         self.room, self.stats = group.room, group.stats
         self._members = members = group.members
@@ -167,8 +172,10 @@ class Children:
             restarts.await_repeated()
             self._await_obedience()  # where each was when it was told something, should this epoch be run again
         self._epoch += 1
-        collector.start_epoch(self._epoch, self._window, *(() if place is None else (place.given, place.turn)))
-        if place is not None:
+        if place is None:
+            collector.start_epoch(self._epoch, self._window, owners=(0, b"") if self.deals_freely else None)
+        else:
+            collector.start_epoch(self._epoch, self._window, place.given, place.turn, owners=place.owners)
             collector.keep(*place.kept)
         processes = list(self._processes)
         if restarts is not None:  # who takes a place from now on is told by whoever puts it there
@@ -196,8 +203,8 @@ class Children:
         found = self.collector.places()
         if run is None or found is None:
             return None
-        places, _, dealt = found
-        return replace(run, before=None), run.resume((places, dealt))
+        places, _, dealt, owners = found
+        return replace(run, before=None), run.resume((places, dealt, owners))
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.

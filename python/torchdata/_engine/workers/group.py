@@ -22,7 +22,7 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import BellBoard, Collector, Link, OwnedDescriptor, StatsBoard
+from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 
 __all__ = ["Group", "default_budget"]
@@ -42,6 +42,7 @@ class Group(OwnsChildren):
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
         dispatch_window: items that the dispatching process may be ahead of each worker.
+        deals_freely: whether it deals to whoever is free, and not in turn.
         memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
         commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
         full_stats: whether the time of each pipe is taken.
@@ -59,6 +60,7 @@ class Group(OwnsChildren):
         dispatch: Program | None = None,
         *,
         dispatch_window: int = 0,
+        deals_freely: bool = False,
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
@@ -75,6 +77,8 @@ class Group(OwnsChildren):
         self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
         self.stats = self.room.board
         common = CommonSetup.under(method, self.bells)
+        #: Where the dispatching process records to whom it deals, if not in turn.
+        self.record = DealingRecord() if deals_freely and dispatch is not None else None
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
             programs.append(_shared(dispatch, method))
@@ -98,6 +102,7 @@ class Group(OwnsChildren):
                 dispatcher_index=count,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
+                record=None if worker or self.record is None else Handle(self.record),
             )
             members.setups.append(setup)
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
@@ -145,6 +150,8 @@ class Group(OwnsChildren):
         members.close_descriptors(indices)
         if not replaces:
             self.bells.close_descriptor()
+            if self.record is not None:
+                self.record.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
@@ -170,6 +177,8 @@ class Group(OwnsChildren):
         room = self.room
         room = Room(room.board, room.first_page + first, room.first_flow + first)
         self.counting.receive(collector, room, len(outputs))
+        if self.record is not None:
+            collector.follow_dealing(self.record)
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:

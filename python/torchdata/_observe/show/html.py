@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torchdata._drawing.html import page, picture_in, table
 from torchdata._observe.show.graph import graph_of_stats
 from torchdata._observe.show.table import as_table, pipe_rows, process_rows
-from torchdata._observe.stats.diagnosis import diagnose
 from torchdata.datapipes._pipe.showing import html_of_pipe
 
 if TYPE_CHECKING:
@@ -33,5 +32,5 @@ def html_of_loader(loader: Any) -> str:
     if not stats.processes:
         pipe = loader.datapipe
         return page("loader", head, html_of_pipe(pipe) if pipe is not None else "")
-    verdict = f'<p style="font-weight:bold">{escape(str(diagnose(stats)))}</p>'
+    verdict = f'<p style="font-weight:bold">{escape(str(loader.diagnose()))}</p>'
     return page("loader", head, verdict, html_of_stats(stats))

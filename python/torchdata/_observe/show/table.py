@@ -136,7 +136,11 @@ def as_table(stats: LoaderStats) -> str:
     skipped = [pipe for pipe in stats.pipes if pipe.skipped]
     if skipped:
         lines += ["", "skipped items"]
-        lines += [f"  {amount(pipe.skipped)}  {pipe.name}, {pipe.process}" for pipe in skipped]
+        lines += [
+            f"  {amount(count)}  {kind} in {pipe.name}, {pipe.process}"
+            for pipe in skipped
+            for kind, count in pipe.skipped_kinds.items()
+        ]
     if stats.slowest:
         lines += ["", "slowest items"]
         lines += [

@@ -19,7 +19,7 @@ __all__ = ["MAIN_PAGE", "PIPES", "Counting", "Room"]
 
 #: The page of main; those of the children follow, the dispatching process last.
 MAIN_PAGE = 0
-#: Pipes of one process that are counted.
+#: Pipes of one process that are counted; the last one is among them.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
@@ -46,6 +46,14 @@ class Room:
     def behind(self, num_workers: int, dispatches: bool) -> Room:
         """The room for those that take the place of so many workers."""
         return Room(self.board, self.first_page + num_workers + dispatches, self.first_flow + num_workers)
+
+
+def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
+    """Described pipes of which two have each other's place; so do those that they are read by."""
+    places = {one: other, other: one}
+    rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
+    rows[one], rows[other] = rows[other], rows[one]
+    return rows
 
 
 class Counting:
@@ -105,16 +113,21 @@ class Counting:
         self._bound = datapipe
         self._graphs[has_workers] = describe_pipes(datapipe, self.board.full)
         rows: list[Any] = []
-        end: int | None = None
+        ends: dict[bool, int] = {}
         for graph, described in self._graphs.items():
             before = len(rows)
             rows += [
                 (token, name, place, None if reader is None else before + reader, flags, capacity)
                 for token, name, place, reader, flags, capacity in described
             ]
-            if graph == has_workers and described:  # a service may give an iterator that is no pipe
-                end = len(rows) - 1
-        self.board.bind(self.page, rows, len(rows) if end is None else end)
+            if described:  # a service may give an iterator that is no pipe
+                ends[graph] = len(rows) - 1
+        end = ends.get(has_workers, len(rows))
+        for last, room in zip(ends.values(), range(PIPES - 1, 0, -1), strict=False):
+            if last >= PIPES:  # its items are the loader's: it takes the place of another one
+                rows = _exchanged(rows, last, room)
+                end = room if end == last else end
+        self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
         """An epoch begins, or goes on with another pass, in a child."""

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdata._observe.show.table import duration, percent, size
+from torchdata._observe.stats.model import added
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
@@ -81,13 +82,12 @@ def diagnose(stats: LoaderStats) -> Verdict:
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
     """The verdict, with a sentence on items that `on_error` has skipped."""
-    skipped: dict[str, int] = {}
-    for pipe in stats.pipes:
-        if pipe.skipped:
-            skipped[pipe.name] = skipped.get(pipe.name, 0) + pipe.skipped
+    skipped = added(
+        {f"{kind} in {pipe.name}": count for kind, count in pipe.skipped_kinds.items()} for pipe in stats.pipes
+    )
     if not skipped:
         return verdict
-    places = ", ".join(f"{count} at {name}" for name, count in skipped.items())
+    places = ", ".join(f"{count} {name}" for name, count in skipped.items())
     count = sum(skipped.values())
     return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped as they raised: {places}.")
 

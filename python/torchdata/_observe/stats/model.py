@@ -6,13 +6,14 @@ in seconds, sizes in bytes, shares between 0 and 1. None stands for what was not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem"]
+__all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
 
 Page = dict[str, Any]
 #: Fields of `LoaderStats` that are not for showing.
@@ -41,6 +42,7 @@ class PipeStats:
     items_in: int | None = told("items of all pipes that it reads; None for a source", summed="workers")
     items_out: int = told("items that it has yielded", counter("{item}", "items"), summed="workers")
     skipped: int = told("items that `on_error` has skipped at it", counter("{item}", "skipped"), summed="workers")
+    skipped_kinds: Mapping[str, int] = told("these by the name of the exception's class; others where it has many")
     own_seconds: float | None = told(
         'time spent in it alone, without the pipes that it reads; None without `stats="full"`. Where `waits` is '
         "True this is waiting",
@@ -133,6 +135,7 @@ class Reading:
         pages: by index, what each process has counted.
         cpu: by index, seconds of processor time, of waiting for it and of life; None if the system does not tell.
         alive: the indices of processes that run.
+        before: the counters when the processes of now took over from others; None where there were no others.
     """
 
     at: int
@@ -140,11 +143,7 @@ class Reading:
     pages: Mapping[int, Page]
     cpu: Mapping[int, tuple[float, float, float] | None] = field(default_factory=dict)
     alive: frozenset[int] = frozenset()
-
-    def of_those_before(self) -> Reading:
-        """Without the processes that are at work now, which have begun to count since others were."""
-        pages = {index: page for index, page in self.pages.items() if page["role"] == 1 or page["replaced"]}
-        return replace(self, pages=pages)
+    before: Reading | None = None
 
 
 @described
@@ -253,6 +252,14 @@ class LoaderStats:
         return plain
 
 
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of counts by kind."""
+    sums: Counter[str] = Counter()
+    for one in counts:
+        sums.update(one)
+    return dict(sums)
+
+
 def _merged(pipes: list[PipeStats]) -> PipeStats:
     if len(pipes) == 1:
         return pipes[0]
@@ -266,6 +273,7 @@ def _merged(pipes: list[PipeStats]) -> PipeStats:
     busy = [(pipe.own_seconds, pipe.share) for pipe in pipes if pipe.own_seconds and pipe.share]
     worked = sum(own / share for own, share in busy)
     own, out = merged["own_seconds"], merged["items_out"]
+    merged["skipped_kinds"] = added(pipe.skipped_kinds for pipe in pipes)
     merged["share"] = sum(own for own, _ in busy) / worked if worked else max(known("share"), default=None)
     merged["seconds_per_item"] = own / out if own is not None and out else None
     return replace(pipes[0], process=f"{len(pipes)} workers", **merged)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchdata._machine import cores
@@ -21,7 +22,7 @@ from torchdata._redacting import printable
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["cores", "pipe_at_work", "read_board", "summarise"]
+__all__ = ["cores", "pipe_at_work", "read_board", "summarise", "those_before"]
 
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
 #: In their order, those last that others have taken the place of.
@@ -39,10 +40,27 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     Raises:
         ValueError: a page says something that no process of a loader does.
     """
-    pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
+    change, read = board.read_change(), board.read()  # a change in between is for the next reading
+    pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page["pid"]))
     cpu = {index: _cpu(pages[index]["pid"]) for index in alive}
-    return Reading(time.monotonic_ns(), board.full, pages, cpu, alive)
+    if change is not None:
+        change = change[0], _as_seen_here(change[1], numbers)
+    return Reading(time.monotonic_ns(), board.full, pages, cpu, alive, those_before(change, pages, board.full))
+
+
+def those_before(change: tuple[int, Page] | None, pages: Mapping[int, Page], full: bool) -> Reading | None:
+    """The counters when the processes of now took over from others.
+
+    Args:
+        change: when that was, and main's page then; None where there were no others.
+        pages: those of all processes.
+        full: whether the time of each pipe is taken.
+    """
+    if change is None:
+        return None
+    at, main = change
+    return Reading(at, full, {main["page"]: main, **{index: page for index, page in pages.items() if page["replaced"]}})
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
@@ -138,7 +156,7 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """The statistics of what happened up to a reading.
+    """The statistics of what happened up to a reading; if there were other processes before, in `latest` those of now.
 
     Args:
         now: the reading.
@@ -167,6 +185,9 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         if page_["role"] != 1 or not workers  # what main waits for was made in a worker
         for epoch, took, item in page_["slow"]
     ]
+    latest = None
+    if now.before is not None and (earlier is None or earlier.at < now.before.at):
+        latest = summarise(replace(now, before=None), now.before)
     return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
@@ -191,6 +212,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         processes=tuple(processes),
         slowest=tuple(sorted(slowest, key=lambda slow: -slow.seconds)[:8]),
         reading=now,
+        latest=latest,
         **_sums("processes", processes),
         **_sums("present", [p for p in processes if p.role != "replaced"]),
     )
@@ -359,6 +381,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 items_in=inputs.get(number),
                 items_out=items,
                 skipped=pipe["skipped"] - (before["skipped"] if before else 0),
+                skipped_kinds=_skipped_kinds(pipe, before),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,
@@ -371,6 +394,14 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
             )
         )
     return tuple(found)
+
+
+def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
+    """By kind of exception, how many items were skipped since an earlier reading."""
+    earlier = dict(before["skipped_kinds"]) if before else {}
+    grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
+    others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
+    return {printable(kind): count for kind, count in (*grown.items(), ("others", others)) if count > 0}
 
 
 def pipe_at_work(page: Page) -> str | None:

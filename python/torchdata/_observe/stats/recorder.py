@@ -60,11 +60,10 @@ class Recorder:
         #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, and that moment.
-        self._last: tuple[int, bool, list[Any]] | None = None
-        #: The processes that ran the graph in the last epoch, and the counters when they took over from others.
+        #: The counters when the loader was shut down, that moment, and what was kept of the last change of processes.
+        self._last: tuple[int, bool, list[Any], tuple[int, Any] | None] | None = None
+        #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
-        self._moved: Reading | None = None
         #: The sentences of the service below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
@@ -74,9 +73,8 @@ class Recorder:
         if self._counting is None or self._pid != os.getpid():
             self._counting = self._take_board(service)
             self._pid = os.getpid()
-            self._moved = None
-        elif processes is not self._processes:
-            self._moved = self.reading().of_those_before()
+        elif processes is not self._processes and self._counting is not None:
+            self._counting.board.note_change()
         self._processes = processes
         if self._counting is not None:
             self._counting.bind(datapipe, processes is not None)
@@ -111,8 +109,9 @@ class Recorder:
         if counting is not None and self._pid == os.getpid():
             answer_no_more(counting.board, MAIN_PAGE)
             # As it is: at the interpreter's end nothing can be imported that would make something of it.
-            self._last = time.monotonic_ns(), counting.board.full, counting.board.read()
-            counting.board.close_descriptor()
+            board = counting.board
+            self._last = time.monotonic_ns(), board.full, board.read(), board.read_change()
+            board.close_descriptor()
 
     @property
     def board(self) -> StatsBoard | None:
@@ -122,20 +121,19 @@ class Recorder:
     def reading(self) -> Reading:
         """The counters so far."""
         from torchdata._observe.stats.model import Reading
-        from torchdata._observe.stats.reading import read_board
+        from torchdata._observe.stats.reading import read_board, those_before
 
         if self._counting is not None and self._pid == os.getpid():
             return read_board(self._counting.board)
-        at, full, pages = self._last or (0, self.full, [])
-        return Reading(at, full, {page["page"]: page for page in pages})
+        at, full, read, change = self._last or (0, self.full, [], None)
+        pages = {page["page"]: page for page in read}
+        return Reading(at, full, pages, before=those_before(change, pages, full))
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """See `DataLoader2.stats`."""
         from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
-        stats = replace(stats, choices=tuple(self._notes()))
-        moved = self._moved
-        if moved is None or (since is not None and since.reading.at >= moved.at):
-            return stats
-        return replace(stats, latest=replace(summarise(stats.reading, moved), choices=stats.choices))
+        notes = tuple(self._notes())
+        latest = None if stats.latest is None else replace(stats.latest, choices=notes)
+        return replace(stats, choices=notes, latest=latest)

@@ -135,9 +135,17 @@ class ReadingServiceInterface(ABC):
         """
 
     def moves(self) -> bool:
-        """Whether the next epoch runs in the main process after workers, or in workers after it.
+        """Whether the next epoch is to run in the main process after workers, or in workers after it.
 
-        Called between two epochs. If so, the service has let go of the graph, and `initialize` gets it anew.
+        Called between two epochs, and followed by `move` if so.
+        """
+        return False
+
+    def move(self) -> bool:
+        """Lets go of the graph, so that the next epoch runs elsewhere. No signal interrupts it.
+
+        Returns:
+            Whether it has: then `initialize` gets the graph anew.
         """
         return False
 

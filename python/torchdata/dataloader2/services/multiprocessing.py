@@ -56,8 +56,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
     Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
-    Pipes whose `is_replicable()` is False, and what reads from them, stay in the main process.
+    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn,
+    or with `in_order=False` to whoever is free. Pipes whose `is_replicable()` is False, and what reads from them, stay
+    in the main process.
 
     A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says if several workers would yield the same items
     because nothing divides them. No warning comes if `worker_init_fn` or `worker_reset_fn` may do that.
@@ -79,7 +80,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
             graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
         in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
-            whatever is ready first.
+            whatever is ready first, and has the dispatching process deal to whoever is free.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
             hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
             copied: slower, never stuck.
@@ -208,6 +209,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def moves(self) -> bool:
         """Whether "auto" has chosen the main process for the next epoch after workers, or workers after it."""
+        return self._steering is not None and self._steering.moves
+
+    def move(self) -> bool:
+        """Does what "auto" has chosen."""
         number = None if self._steering is None else self._steering.move()
         if number is None:
             return False

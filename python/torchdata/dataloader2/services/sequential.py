@@ -157,8 +157,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             service.before_initialize(full_stats, workers)
 
     def moves(self) -> bool:
-        """Whether one of the services moves. All get the graph anew then, in their order."""
-        moved = [service.moves() for service in self._contracts]
+        """Whether one of the services is to move."""
+        return any(service.moves() for service in self._contracts)
+
+    def move(self) -> bool:
+        """Has those move that are to. All get the graph anew then, in their order."""
+        moved = [service.move() for service in self._contracts if service.moves()]
         return any(moved)
 
     def count_shares(self) -> Shares:

@@ -90,6 +90,11 @@ class Steering:
         self.choices.append(line)
         say(line)
 
+    @property
+    def moves(self) -> bool:
+        """Whether main is to run the next epoch after workers, or workers after main."""
+        return self._next is not None
+
     def move(self) -> int | None:
         """Lets main run the next epoch after workers, or workers after main, if that was chosen.
 

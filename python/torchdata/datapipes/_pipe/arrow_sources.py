@@ -1,24 +1,20 @@
-"""Tables that are read part by part: data sets of pyarrow, tables in memory, and tables of Delta Lake and Iceberg.
+"""Tables that are read part by part: data sets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
 
 Role: what `ArrowParts` lists and `ArrowReader` reads. A part is a row group of a Parquet file, a file of another
-format, a chunk of a table in memory, or a data file of an Iceberg table. Listing reads the directories of files alone.
-Sources are plain values: they pickle, and hold no open file. Runs in whichever process asks; pyarrow is imported where
-a source is made.
+format, a chunk of a table in memory, a data file of an Iceberg table, or a range of rows of a Lance dataset
+(`lance_rows.py`). Listing reads the directories of files alone.
+Sources are plain values: they pickle, and hold no open file. They run in whichever process asks; pyarrow is imported
+where one is made (`arrow_opening.py`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._redacting import redact_error, shown
 
-__all__ = ["ArrowChunks", "ArrowFragments", "ArrowSource", "IcebergFiles", "arrow_source"]
-
-#: What a source is made of, for messages.
-_KINDS = "a pyarrow data set or table, a table of deltalake or pyiceberg, a path, or a list of paths"
+__all__ = ["ArrowChunks", "ArrowFragments", "ArrowSource", "IcebergFiles"]
 
 
 def _arrow(module: str = "pyarrow") -> Any:
@@ -36,6 +32,9 @@ class ArrowSource:
     def __init__(self, names: Sequence[str], schema: Any) -> None:
         self.names, self.schema = names, schema
 
+    def __deepcopy__(self, memo: Any) -> ArrowSource:
+        return self  # nothing changes it, and a table may fill the memory
+
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
         """The table of a part, filtered.
 
@@ -45,6 +44,10 @@ class ArrowSource:
             use_threads: whether columns are decoded by several threads.
         """
         raise NotImplementedError
+
+    def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
+        """The table of several parts, in their order."""
+        return _arrow().concat_tables([self.read(part, columns, use_threads) for part in parts])
 
     def check_columns(self, columns: list[str] | None) -> None:
         """Raises ValueError if the table lacks a column."""
@@ -143,45 +146,3 @@ class IcebergFiles(ArrowSource):
         scan = ArrowScan(self._metadata, self._io, schema, self._row_filter)
         table = scan.to_table([self._tasks[part]])
         return table if columns is None else table.select(columns)
-
-
-def arrow_source(source: Any, filter: Any, format: str) -> ArrowSource:
-    """The parts of a table.
-
-    Args:
-        source: what `ArrowParts` takes.
-        filter: likewise.
-        format: of files that are given by their paths.
-
-    Raises:
-        TypeError: it is no table.
-        ModuleNotFoundError: pyarrow is not installed.
-    """
-    if isinstance(source, (str, os.PathLike)) and format == "delta":
-        source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))
-    elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
-        tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
-        source = tables.StaticTable.from_metadata(os.fspath(source))
-    arrow, dataset = _arrow(), _arrow("pyarrow.dataset")
-    library = type(source).__module__.partition(".")[0]
-    if library == "pyiceberg":
-        return IcebergFiles(source, filter)
-    if library == "deltalake":
-        return ArrowFragments(source.to_pyarrow_dataset(), filter, lacks=True)
-    if isinstance(source, arrow.RecordBatch):
-        source = arrow.Table.from_batches([source])
-    elif isinstance(source, (str, os.PathLike)) or (
-        isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source)
-    ):
-        paths = os.fspath(source) if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
-        try:
-            source = dataset.dataset(paths, format=format)
-        except Exception as error:
-            redact_error(error)
-            error.add_note(f"ArrowParts cannot open {shown(source)}.")
-            raise
-    if isinstance(source, arrow.Table):
-        return ArrowChunks(source, filter)
-    if isinstance(source, dataset.Dataset):
-        return ArrowFragments(source, filter)
-    raise TypeError(f"ArrowParts: source must be {_KINDS}, but got {shown(source)} of type {type(source).__name__}")

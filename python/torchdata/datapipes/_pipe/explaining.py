@@ -8,13 +8,15 @@ graph.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata._redacting import redact_error
 from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 
-__all__ = ["explain", "not_the_end", "note_index"]
+__all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
+
+E = TypeVar("E", bound=BaseException)
 
 #: The attribute in which an exception carries the index at which a data set has failed, until a pipe is asked for more.
 _INDEX = "_torchdata_index"
@@ -101,6 +103,12 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
 def _ordinal(number: int) -> str:
     teens = number % 100 in (11, 12, 13)
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def no_fault_of_an_item(error: E) -> E:
+    """The error, marked: `on_error` is not to skip it, as it would come again, or items would be lost."""
+    attributes_of(error)["never_skipped"] = True
+    return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:

@@ -74,6 +74,9 @@ class PipeHooks:
         """Whether a pass goes on although nobody reads it yet."""
         return False
 
+    #: Whether its `__iter__`, called once more behind an exception that is skipped, goes on from what its class lists.
+    _renews: ClassVar[bool] = True
+
     # -- threads -----------------------------------------------------------------------------------
 
     def standing_still(self) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from torchdata._native import IterationToken
 if TYPE_CHECKING:
     from torchdata.datapipes._pipe.fingerprint import Fingerprint
 
-__all__ = ["NEVER", "Beginning", "Record", "existing_record", "record_of", "token_of"]
+__all__ = ["NEVER", "Beginning", "Record", "existing_record", "passed", "record_of", "token_of"]
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
@@ -70,6 +70,8 @@ class Record:
         "grown",
         "later",
         "loaded",
+        "read_by",
+        "renewal",
         "seed",
         "seeded",
         "skipped",
@@ -115,6 +117,9 @@ class Record:
         self.claim: Any = None
         #: References to the pipes whose exceptions this one has skipped.
         self.claimed: list[Any] = []
+        #: References to the renewals (`renewing`) of the running pass, and of that of the pipe which reads this one.
+        self.renewal: Any = None
+        self.read_by: Any = None
         #: By kind of exception, how many items were skipped in the running pass. Replaced, never changed.
         self.skipped: dict[str, int] = {}
 
@@ -136,6 +141,13 @@ def record_of(datapipe: Any) -> Record:
     if record is None:
         record = datapipe.__dict__[_RECORD] = Record()
     return record
+
+
+def passed(datapipe: Any) -> int:
+    """How many items a pass has yielded, or skipped because they raised: where it stands in what it reads."""
+    record = existing_record(datapipe)
+    skipped = 0 if record is None else sum(record.skipped.values())
+    return token_of(datapipe).yielded + skipped
 
 
 def existing_record(datapipe: Any) -> Record | None:

@@ -1,6 +1,7 @@
 """Functional forms: the names under which pipes are found as methods of other pipes.
 
-Role: one registry per kind of pipe (iter, map). Filled at import time by `functional_datapipe`.
+Role: one registry per kind of pipe (iter, map). Filled at import time by `functional_datapipe`, and for pipes whose
+module is imported later by `register_late`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from torchdata._importing import import_whole
 from torchdata._reporting import fold
 from torchdata.datapipes._pipe.torch import Counterpart
 
@@ -31,6 +33,8 @@ class FunctionalForms:
 
         def __getattr__(self, name: str) -> Any:
             function = type(self).functions.get(name) or type(self).counterpart.form(name)
+            if isinstance(function, LateForm):
+                function = function.form()
             if function is None:
                 try:
                     return type(self).counterpart.attribute(self, name)
@@ -53,7 +57,7 @@ class FunctionalForms:
             ValueError: the name is taken, by something else than a class that this one was made anew of.
         """
         before = cls.functions.get(function_name)
-        if before is not None and not _is_made_anew(before, function):
+        if before is not None and not _may_replace(before, function):
             raise ValueError(
                 f"the functional form {function_name!r} is already taken by {cls.functions[function_name]!r}; "
                 "choose another name"
@@ -70,25 +74,66 @@ class FunctionalForms:
         `enable_df_api_tracing` is accepted for compatibility and has no effect: the data-frame
         tracing API of torch is not part of this library.
         """
+        cls.register_function(function_name, _constructor(cls, function_name, cls_to_register))
 
-        def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return cls_to_register(source_datapipe, *args, **kwargs)
-            except Exception as error:
-                fold(error)
-                raise
+    @classmethod
+    def register_late(cls, function_name: str, module: str, class_name: str) -> None:
+        """Makes a pipe available as `pipe.function_name(...)` whose module is imported when that is first used.
 
-        functools.update_wrapper(construct, cls_to_register, assigned=("__module__", "__doc__"), updated=())
-        # The form's name is what `help` shows, and under which its bound method is pickled.
-        construct.__name__, construct.__qualname__ = function_name, f"{cls.__name__}.{function_name}"
-        with contextlib.suppress(ValueError):  # of a class whose constructor is written in C
-            # A constructor returns None, and a form what it has made.
-            signature = inspect.signature(cls_to_register)
-            construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
-                return_annotation=cls_to_register.__name__
-            )
-            construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
-        cls.register_function(function_name, construct)
+        Args:
+            function_name: the form.
+            module: the full name of the module, in which the pipe registers itself under that form.
+            class_name: the class of the pipe.
+        """
+        if function_name not in cls.functions:
+            cls.register_function(function_name, LateForm(cls, function_name, module, class_name))
+
+
+class LateForm:
+    """The functional form of a pipe whose module is imported when the form is first used, or looked at.
+
+    Args:
+        base: the base class of the pipe's kind.
+        name: the form.
+        module: the full name of the module.
+        class_name: the class of the pipe.
+    """
+
+    def __init__(self, base: type[FunctionalForms], name: str, module: str, class_name: str) -> None:
+        self._base, self._name, self.module, self._class_name = base, name, module, class_name
+
+    def form(self) -> Callable[..., Any]:
+        """The form itself."""
+        pipe = getattr(import_whole(self.module), self._class_name)
+        form = self._base.functions.get(self._name, self)  # the pipe has registered itself there
+        return _constructor(self._base, self._name, pipe) if form is self else form
+
+    def __call__(self, source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.form()(source_datapipe, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.form(), name)
+
+
+def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable[..., Any]:
+    """The function that makes a pipe of a class, as `base.name`."""
+
+    def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return pipe(source_datapipe, *args, **kwargs)
+        except Exception as error:
+            fold(error)
+            raise
+
+    functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
+    # The form's name is what `help` shows, and under which its bound method is pickled.
+    construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
+    with contextlib.suppress(ValueError):  # of a class whose constructor is written in C
+        # A constructor returns None, and a form what it has made.
+        signature = inspect.signature(pipe)
+        construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
+        construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
+    return construct
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
@@ -104,8 +149,13 @@ def _without(parameter: str | None, docstring: str | None) -> str | None:
     return head + rest.lstrip("\n")
 
 
-def _is_made_anew(before: Any, now: Any) -> bool:
-    """Whether two forms make pipes of one class, of which the second is newer: a cell of a notebook was run again."""
+def _may_replace(before: Any, now: Any) -> bool:
+    """Whether two forms make pipes of one class, of which the second is newer: a cell of a notebook was run again.
+
+    So it is where the module of a late one is imported.
+    """
+    if isinstance(before, LateForm):
+        return getattr(getattr(now, "__wrapped__", None), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]
     names = {(kind.__module__, kind.__qualname__) for kind in classes if isinstance(kind, type)}
     return all(isinstance(kind, type) for kind in classes) and len(names) == 1

@@ -26,7 +26,7 @@ from torchdata._redacting import redacted
 from torchdata._reporting import PACKAGE, add_note, attributes_of, name_of, notes_of
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
-from torchdata.datapipes._pipe.traversal import iter_base, sources_of
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
 
 __all__ = [
     "FEWEST",
@@ -64,9 +64,13 @@ def claim(owner: Any) -> None:
     claimed, waiting, seen = [], [*sources_of(owner)], {id(owner)}
     while waiting:
         pipe = waiting.pop()
-        if id(pipe) in seen or type(pipe) is type(owner) or iter_base() not in type(pipe).__mro__:
+        if id(pipe) in seen or type(pipe) is type(owner):
             continue
         seen.add(id(pipe))
+        if iter_base() not in type(pipe).__mro__:
+            if not is_iter_pipe(pipe):  # it is read by index, and may read others that are not
+                waiting += sources_of(pipe)
+            continue
         record = record_of(pipe)
         record.claim = mine
         if not owner_record.goes_on:  # those that are begun later in this pass have skipped nothing in it yet
@@ -207,7 +211,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         )
         return False
     record.skipped = plus_one(record.skipped, type(error).__name__)
-    token_of(datapipe).count_skipped()
+    token_of(datapipe).count_skipped(type(error).__name__)
     if owner.log is not None:
         number = yielded + sum(record.skipped.values()) - 1
         write_line(owner.log, {"pipe": name_of(datapipe), "item": number, "key": _key_of(error)} | line_of(error))
@@ -231,14 +235,17 @@ def is_of_an_item(error: BaseException) -> bool:
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
     """Whether the iterator of a pipe gives further items although it has raised; it lets go of what it was at."""
     base = iter_base()
-    if not all(base in type(source).__mro__ for source in sources_of(datapipe)):
+    if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source whose own exceptions nobody has seen may have ended
-    if type(iterator) in (map, FilterIterator):
+    if type(iterator) in (map, FilterIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
-    drop = getattr(type(datapipe), "_drop_broken", None)
-    if drop is None or type(iterator) is not chain:
+    reference = record_of(datapipe).renewal
+    renewal = None if reference is None else reference()
+    if renewal is None or type(iterator) is not chain or not renewal.renew():
         return False
-    drop(datapipe)
+    drop = getattr(type(datapipe), "_drop_broken", None)
+    if drop is not None:
+        drop(datapipe)
     return True
 
 

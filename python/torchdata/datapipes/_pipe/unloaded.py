@@ -13,10 +13,11 @@ hands items on to that. The graph stays as it was built.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from torchdata.datapipes._pipe.explaining import explain, note_index
-from torchdata.datapipes._pipe.record import existing_record
+from torchdata.datapipes._pipe.record import existing_record, record_of
 from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]
@@ -68,12 +69,22 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     return indices, loads[0] if loads else datapipe._loads()  # one that goes on from its end does not begin
 
 
-def items_at(datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
-    """The items of a map pipe at some indices; an error of one names its index.
+def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
+    """The items of a map pipe at some indices, for the pipe that reads it; an error of one names its index."""
+    if record_of(reader).claim is not None:  # map() goes on behind an item that is skipped
+        return map(partial(_item_at, datapipe.__getitem__), indices)
+    return _each_item(datapipe.__getitem__, indices)
 
-    A generator rather than map(): a StopIteration from the pipe must not look like the end.
-    """
-    item_at = datapipe.__getitem__
+
+def _item_at(item_at: Callable[[Any], Any], index: Any) -> Any:
+    try:
+        return item_at(index)
+    except Exception as error:
+        note_index(error, index)
+        raise
+
+
+def _each_item(item_at: Callable[[Any], Any], indices: Iterator[Any]) -> Iterator[Any]:
     for index in indices:
         try:
             yield item_at(index)  # no name keeps it alive

@@ -1,21 +1,14 @@
 """Pipes that are read by iterating."""
 
-from torchdata._publishing import publish
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torchdata._publishing import publish, publish_late
 from torchdata.datapipes._pipe.columns import chosen
 from torchdata.datapipes._pipe.division import Division, Given
 from torchdata.datapipes._pipe.frames import FrameFormat
 from torchdata.datapipes._pipe.torch import pair_with_torch
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.archives.compression import (
-    Bz2FileLoader,
-    Decompressor,
-    Extractor,
-    XzFileLoader,
-)
-from torchdata.datapipes.iter.archives.compression import CompressionType as CompressionType
-from torchdata.datapipes.iter.archives.rar import RarArchiveLoader
-from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
-from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
 from torchdata.datapipes.iter.branching.children import Child
 from torchdata.datapipes.iter.branching.combining import (
     Concater,
@@ -37,12 +30,10 @@ from torchdata.datapipes.iter.branching.splitting import (
     _RoundRobinMain,
     _UnzipMain,
 )
-from torchdata.datapipes.iter.disk_cache.pipes import EndOnDiskCacheHolder, OnDiskCacheHolder
 from torchdata.datapipes.iter.mapping.batch_mapping import BatchAsyncMapper, BatchMapper, _itself
 from torchdata.datapipes.iter.mapping.callable import Collator, FlatMapper, Mapper
 from torchdata.datapipes.iter.mapping.columns import Dropper, Flattener, Slicer
 from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
-from torchdata.datapipes.iter.mapping.images import ImageDecoder
 from torchdata.datapipes.iter.mapping.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.mapping.selecting import Filter, Header
 from torchdata.datapipes.iter.mapping.skipping import OnError
@@ -62,36 +53,50 @@ from torchdata.datapipes.iter.ordering.combinatorics import (
 )
 from torchdata.datapipes.iter.ordering.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.ordering.grouping import Batcher, Grouper, UnBatcher
-from torchdata.datapipes.iter.ordering.packing import Packer
 from torchdata.datapipes.iter.ordering.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.ordering.sharding import (
     SHARDING_PRIORITIES,
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
-from torchdata.datapipes.iter.stores.aistore import AISFileLister, AISFileLoader
-from torchdata.datapipes.iter.stores.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
-from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
-from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
-from torchdata.datapipes.iter.streams.arrow import ArrowReader
 from torchdata.datapipes.iter.streams.decoding import RoutedDecoder
 from torchdata.datapipes.iter.streams.files import FileLister, FileOpener, StreamReader
-from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.streams.json import JsonParser
 from torchdata.datapipes.iter.streams.paragraphs import ParagraphAggregator, _default_line_join
-from torchdata.datapipes.iter.streams.saving import HashChecker, Saver
 from torchdata.datapipes.iter.streams.shards import ShardExpander
 from torchdata.datapipes.iter.streams.text import CSVDictParser, CSVParser, LineReader
-from torchdata.datapipes.iter.streams.tfrecords import TFRecordExample as TFRecordExample
-from torchdata.datapipes.iter.streams.tfrecords import TFRecordExampleSpec as TFRecordExampleSpec
-from torchdata.datapipes.iter.streams.tfrecords import TFRecordLoader
-from torchdata.datapipes.iter.streams.webdataset import WebDataset
 from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.iter.threads.threadpool import ThreadPoolMapper
-from torchdata.datapipes.iter.web.online import GDriveReader, HttpReader, OnlineReader
+
+if TYPE_CHECKING:
+    from torchdata.datapipes.iter.archives.compression import (
+        Bz2FileLoader,
+        Decompressor,
+        Extractor,
+        XzFileLoader,
+    )
+    from torchdata.datapipes.iter.archives.compression import CompressionType as CompressionType
+    from torchdata.datapipes.iter.archives.rar import RarArchiveLoader
+    from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
+    from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
+    from torchdata.datapipes.iter.disk_cache.pipes import EndOnDiskCacheHolder, OnDiskCacheHolder
+    from torchdata.datapipes.iter.mapping.images import ImageDecoder
+    from torchdata.datapipes.iter.ordering.packing import Packer
+    from torchdata.datapipes.iter.stores.aistore import AISFileLister, AISFileLoader
+    from torchdata.datapipes.iter.stores.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+    from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
+    from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
+    from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
+    from torchdata.datapipes.iter.streams.arrow import ArrowReader, LanceReader
+    from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
+    from torchdata.datapipes.iter.streams.saving import HashChecker, Saver
+    from torchdata.datapipes.iter.streams.tfrecords import TFRecordExample as TFRecordExample
+    from torchdata.datapipes.iter.streams.tfrecords import TFRecordExampleSpec as TFRecordExampleSpec
+    from torchdata.datapipes.iter.streams.tfrecords import TFRecordLoader
+    from torchdata.datapipes.iter.streams.webdataset import WebDataset
+    from torchdata.datapipes.iter.web.online import GDriveReader, HttpReader, OnlineReader
 
 __all__ = [
     "SHARDING_PRIORITIES",
@@ -142,6 +147,7 @@ __all__ = [
     "IterKeyZipper",
     "IterableWrapper",
     "JsonParser",
+    "LanceReader",
     "LengthSetter",
     "LineReader",
     "MapKeyZipper",
@@ -192,7 +198,6 @@ __all__ = [
 publish(
     globals(),
     Child,
-    CompressionType,
     Division,
     FrameFormat,
     Given,
@@ -210,3 +215,85 @@ publish(
     chosen,
 )
 pair_with_torch("torch.utils.data.datapipes.iter", globals())
+
+#: What few programs need: it is imported when it is first used. By module its names, each with its functional form.
+_LATE: dict[str, dict[str, str | None]] = {
+    "archives.compression": {
+        "Bz2FileLoader": "load_from_bz2",
+        "CompressionType": None,
+        "Decompressor": "decompress",
+        "Extractor": "extract",
+        "XzFileLoader": "load_from_xz",
+    },
+    "archives.rar": {
+        "RarArchiveLoader": "load_from_rar",
+    },
+    "archives.tar": {
+        "TarArchiveLoader": "load_from_tar",
+    },
+    "archives.zip": {
+        "ZipArchiveLoader": "load_from_zip",
+    },
+    "disk_cache.pipes": {
+        "EndOnDiskCacheHolder": "end_caching",
+        "OnDiskCacheHolder": "on_disk_cache",
+    },
+    "mapping.images": {
+        "ImageDecoder": "decode_image",
+    },
+    "ordering.packing": {
+        "Packer": "pack",
+    },
+    "stores.aistore": {
+        "AISFileLister": "list_files_by_ais",
+        "AISFileLoader": "load_files_by_ais",
+    },
+    "stores.fsspec": {
+        "FSSpecFileLister": "list_files_by_fsspec",
+        "FSSpecFileOpener": "open_files_by_fsspec",
+        "FSSpecSaver": "save_by_fsspec",
+    },
+    "stores.huggingface": {
+        "HuggingFaceHubReader": None,
+    },
+    "stores.iopath": {
+        "IoPathFileLister": "list_files_by_iopath",
+        "IoPathFileOpener": "open_files_by_iopath",
+        "IoPathSaver": "save_by_iopath",
+    },
+    "stores.s3": {
+        "S3FileLister": "list_files_by_s3",
+        "S3FileLoader": "load_files_by_s3",
+    },
+    "streams.arrow": {
+        "ArrowReader": "read_arrow",
+        "LanceReader": "read_lance",
+    },
+    "streams.frames": {
+        "DataFrameMaker": "dataframe",
+        "ParquetDataFrameLoader": "load_parquet_as_df",
+    },
+    "streams.saving": {
+        "HashChecker": "check_hash",
+        "Saver": "save_to_disk",
+    },
+    "streams.tfrecords": {
+        "TFRecordExample": None,
+        "TFRecordExampleSpec": None,
+        "TFRecordLoader": "load_from_tfrecord",
+    },
+    "streams.webdataset": {
+        "WebDataset": "webdataset",
+    },
+    "web.online": {
+        "GDriveReader": "read_from_gdrive",
+        "HttpReader": "read_from_http",
+        "OnlineReader": "read_from_remote",
+    },
+}
+
+publish_late(globals(), _LATE, partial(pair_with_torch, "torch.utils.data.datapipes.iter"))
+for _module, _names in _LATE.items():
+    for _name, _form in _names.items():
+        if _form is not None:
+            IterDataPipe.register_late(_form, f"{__name__}.{_module}", _name)

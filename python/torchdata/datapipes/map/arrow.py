@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata.datapipes._pipe.arrow_sources import ArrowSource, arrow_source
+from torchdata.datapipes._pipe.arrow_opening import arrow_source
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes.datapipe import MapDataPipe
 
 __all__ = ["ArrowParts"]
@@ -18,21 +20,25 @@ class ArrowParts(MapDataPipe[int]):
     """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, or a data file of an Iceberg table. Nothing but the directories of files is read to list them. So
-    `ArrowParts(…).shuffle()` puts the row groups of all files in random order, and `sharding_filter` shares them out
-    before they are read.
+    memory, a data file of an Iceberg table, or a range of rows of a Lance dataset. Nothing but the directories of files
+    is read to list them. So `ArrowParts(…).shuffle()` puts the row groups of all files in random order, and
+    `sharding_filter` shares them out before they are read.
 
     Args:
         source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
-            `deltalake.DeltaTable`, a `pyiceberg.table.Table`; or a path, or a list of paths, of files of one format.
+            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`; or a path, or a list of paths, of
+            files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
-            `row_filter`. Parts that have no such rows by their statistics are left out. None for all rows.
+            `row_filter`, of a Lance dataset also SQL. Parts that have no such rows by their statistics are left out; of
+            a Lance dataset the filter is asked when the list is made, and its rows make the parts. None for all rows.
         format: of files that are given by their paths: `"parquet"`, `"feather"`, `"csv"` and whatever else
-            `pyarrow.dataset.dataset` takes. `"delta"`: the path is that of a Delta table; `"iceberg"`: of the metadata
-            of an Iceberg table.
+            `pyarrow.dataset.dataset` takes. `"delta"`: the path is that of a Delta table; `"lance"`: of a Lance
+            dataset; `"iceberg"`: of the metadata of an Iceberg table.
+        part_rows: rows of a part of a Lance dataset; None: 1,024.
 
     Raises:
         TypeError: the source is none of these.
+        ValueError: `part_rows` is not positive, or is given for another table than one of Lance.
         OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to.
 
@@ -47,8 +53,12 @@ class ArrowParts(MapDataPipe[int]):
         [3, 4, 5, 1, 2]
     """
 
-    def __init__(self, source: Any, filter: Any = None, *, format: str = "parquet") -> None:
-        self.source: ArrowSource = arrow_source(source, filter, format)
+    def __init__(
+        self, source: Any, filter: Any = None, *, format: str = "parquet", part_rows: int | None = None
+    ) -> None:
+        if part_rows is not None:
+            check_int("ArrowParts", "part_rows", part_rows, least=1)
+        self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
         """The name of a part in messages: its file, and its row group if it has one."""

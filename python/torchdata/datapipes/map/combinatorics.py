@@ -16,7 +16,7 @@ from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
-from torchdata.datapipes._pipe.record import record_of
+from torchdata.datapipes._pipe.record import passed, record_of
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
@@ -83,10 +83,10 @@ class Shuffler(IterDataPipe[T_co]):
         """The indices that this iteration still has to read."""
         if self._order is None:
             self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
-        return iterate_from(self._order, token_of(self).yielded)
+        return iterate_from(self._order, passed(self))
 
     def __iter__(self) -> Iterator[T_co]:
-        return items_at(self.datapipe, self._left())
+        return items_at(self, self.datapipe, self._left())
 
     def _can_wait(self) -> bool:
         return True
@@ -174,7 +174,7 @@ class IndexSampler(IterDataPipe[T_co]):
         self._epoch += 1
 
     def __iter__(self) -> Iterator[T_co]:
-        return items_at(self.datapipe, self._indices())
+        return items_at(self, self.datapipe, self._indices())
 
     def _can_wait(self) -> bool:
         return True
@@ -191,9 +191,9 @@ class IndexSampler(IterDataPipe[T_co]):
             assert self._epoch_seed is not None
             drawn = self._drawn(PrivateRandomness(self._epoch_seed))
             if not isinstance(self.sampler, Sized):
-                return islice(drawn, token_of(self).yielded, None)
+                return islice(drawn, passed(self), None)
             self._order = list(drawn)
-        return islice(self._order, token_of(self).yielded, None)
+        return islice(self._order, passed(self), None)
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
         """The indices of the sampler, with its own course of the global generators."""

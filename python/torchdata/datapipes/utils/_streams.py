@@ -307,7 +307,7 @@ def _move(file_obj: Any, offset: int) -> None:
     """Goes from the start of the stream to `offset`, by reading if the stream cannot seek."""
     try:
         file_obj.seek(offset)
-    except io.UnsupportedOperation:
+    except (AttributeError, ValueError):  # UnsupportedOperation is one; some file objects of fsspec raise it bare
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata.datapipes.utils._streams import StreamWrapper
-from torchdata.images._pillow import converted, opened
 
 __all__ = [
     "Decoder",
@@ -187,6 +186,8 @@ class ImageHandler:
         if extension.lower() not in _IMAGES:
             return None
         kind, in_floats, mode = _SPECIFICATIONS[self.imagespec]
+        from torchdata.images._pillow import converted, opened
+
         with _decoding(extension), opened(data, "routed_decode of images") as image:
             picture = converted(image, mode)
         if kind == "pil":

@@ -199,6 +199,8 @@ pub struct Consumer {
     told: Grant,
     /// Whether the next unit belongs to a later stream: until that begins, there is nothing to read.
     early: bool,
+    /// Whether items of this link are to wake this process.
+    wanted: bool,
     /// Items taken in this stream.
     taken: u64,
     /// Items taken since the producer was last considered for a wake-up.
@@ -224,6 +226,7 @@ impl Consumer {
             receiving: Receiving::default(),
             told: Receiving::default().grant(),
             early: false,
+            wanted: true,
             taken: 0,
             unrung: 0,
             unrung_bytes: 0,
@@ -275,6 +278,18 @@ impl Consumer {
         self.told = grant;
         // SYNC(grant): pairs with Producer::permit.
         self.layout.header().granted.store(grant.word(), Ordering::Release);
+    }
+
+    /// Says whether items of this link are to wake this process when it sleeps. To be called before the look at what is
+    /// there: items that come before it says so wake nobody. All other units do in any case.
+    #[inline]
+    pub fn want_items(&mut self, wanted: bool) {
+        if wanted == self.wanted {
+            return;
+        }
+        self.wanted = wanted;
+        let word = &self.layout.header().items_wanted;
+        if wanted { word.raise() } else { word.lower() }
     }
 
     /// Tells the producer that no more of this pass is wanted.

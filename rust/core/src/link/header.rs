@@ -26,7 +26,7 @@ use crate::stats::{Flow, FlowRef};
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.
@@ -81,7 +81,8 @@ type Word = CachePadded<AtomicU64>;
 /// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
 /// published and not read yet is `Corrupted` for the reader. `sent` and `received` are statistics, from which nothing
 /// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
-/// a producer that waits for memory sleep to the end of its slice, or a consumer ring in vain.
+/// a producer that waits for memory sleep to the end of its slice, or a consumer ring in vain; `items_wanted` the same the
+/// other way round.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -115,6 +116,8 @@ pub(crate) struct Header {
     pub acknowledged: Word,
     /// Where the consumer was when it had dealt with the last of them; written by the consumer alone, before it.
     pub obeyed_at: Word,
+    /// Whether items are worth a ring: lowered while the consumer waits for other links alone; written by it alone.
+    pub items_wanted: CachePadded<Wanted>,
     /// Statistics of the producer, who alone writes them, unless they are kept elsewhere (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
     /// Those of the consumer.
@@ -137,7 +140,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, order) == 8 * LINE);
     assert!(std::mem::offset_of!(Header, acknowledged) == 9 * LINE);
     assert!(std::mem::offset_of!(Header, obeyed_at) == 10 * LINE);
-    assert!(std::mem::offset_of!(Header, sent) == 11 * LINE);
+    assert!(std::mem::offset_of!(Header, items_wanted) == 11 * LINE);
+    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -178,6 +182,7 @@ impl Layout {
         for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
             word.store(seal(0), Ordering::Relaxed);
         }
+        header.items_wanted.raise();
         // SYNC(version): pairs with `attach`; a process that sees the version sees the sizes, the cursors and the
         // words.
         header.version.store(VERSION, Ordering::Release);

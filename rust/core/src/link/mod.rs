@@ -1,4 +1,5 @@
-//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer.
+//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer. Beside
+//! the links of a dispatching process, the record of what it deals freely.
 
 pub mod cursor;
 
@@ -8,6 +9,8 @@ pub mod arena;
 pub mod carrier;
 #[cfg(not(loom))]
 pub mod consumer;
+#[cfg(not(loom))]
+pub mod dealing_record;
 #[cfg(not(loom))]
 mod ends;
 #[cfg(not(loom))]

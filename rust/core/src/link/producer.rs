@@ -276,7 +276,7 @@ impl Producer {
             let flow = &*self.flow;
             flow.items.store(self.items, Ordering::Relaxed);
             flow.bytes.store(self.bytes, Ordering::Relaxed);
-            if self.wake.published(&self.peer) {
+            if self.wake.published(&self.peer, &self.layout.header().items_wanted) {
                 add(&flow.wakes, 1);
             }
         }
@@ -287,7 +287,7 @@ impl Producer {
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
-        self.flush();
+        self.ring();
         Ok(pushed)
     }
 
@@ -296,8 +296,8 @@ impl Producer {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
         if pushed == Push::Full {
-            self.flush();
-        } else if self.wake.published(&self.peer) {
+            self.ring();
+        } else if self.wake.published(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
         }
         Ok(pushed)
@@ -319,13 +319,25 @@ impl Producer {
         let (pushed, _) = self.write(kind, &[], bytes)?;
         self.streaming |= pushed == Push::Done;
         add(&self.flow.fragments, u64::from(pushed == Push::Done));
-        self.flush();
+        self.ring();
         Ok(pushed)
     }
 
-    /// Wakes the consumer if it sleeps: nothing more comes for now.
+    /// Wakes the consumer if it sleeps for items of this link: no more come for now.
     pub fn flush(&mut self) {
-        if self.wake.flush(&self.peer) {
+        if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
+            add(&self.flow.wakes, 1);
+        }
+    }
+
+    /// Goes on after a wait for leave.
+    pub fn resumed(&mut self) {
+        self.wake.resumed();
+    }
+
+    /// Wakes the consumer if it sleeps, whatever it sleeps for.
+    fn ring(&mut self) {
+        if self.wake.ring(&self.peer) {
             add(&self.flow.wakes, 1);
         }
     }

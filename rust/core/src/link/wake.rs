@@ -5,9 +5,12 @@
 //! oldest item has waited for some tens of microseconds, or at once if the producer is slow anyway.
 //! Items are visible as soon as they are published; only the wake-up is put off, and what is put off
 //! for too long (a producer that was fast turns slow) is found by the consumer's own short first sleeps.
+//!
+//! A consumer that reads many links in turn sleeps for one of them. Items of the others do not wake it.
 
 use std::time::{Duration, Instant};
 
+use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
 /// Longest that a waiting item is held back, and the gap from which a producer counts as slow.
@@ -32,10 +35,17 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// To be called after each published item; whether somebody was woken.
+    /// Notes that the producer goes on after a wait for leave: that no item was published meanwhile says nothing of how
+    /// fast it is.
+    pub fn resumed(&mut self) {
+        self.last = Some(Instant::now());
+    }
+
+    /// To be called after each published item; whether somebody was woken. `wanted` tells whether a sleeper waits for
+    /// items of this producer.
     #[inline]
-    pub fn published(&mut self, bell: &BellRef) -> bool {
-        if bell.has_sleeper() {
+    pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
+        if bell.has_sleeper() && wanted.is_raised() {
             return self.published_to_sleeper(bell);
         }
         self.waiting = 0;
@@ -51,11 +61,16 @@ impl WakePolicy {
         let late = |since: Option<Instant>| since.is_none_or(|then| now - then >= PATIENCE);
         let slow = late(self.last);
         self.last = Some(now);
-        (slow || self.waiting >= self.batch || late(self.oldest)) && self.flush(bell)
+        (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes the consumer if it sleeps, and tells whether it did: nothing more comes for now.
-    pub fn flush(&mut self, bell: &BellRef) -> bool {
+    /// Wakes the consumer if it sleeps for items of this producer, and tells whether it did: no more come for now.
+    pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
+        wanted.is_raised() && self.ring(bell)
+    }
+
+    /// Wakes the consumer if it sleeps, and tells whether it did.
+    pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()
     }

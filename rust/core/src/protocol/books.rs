@@ -47,6 +47,11 @@ pub struct Dealt<S> {
 }
 
 impl<S> Dealt<S> {
+    /// How many items of the pass were dealt.
+    pub fn items(&self) -> u64 {
+        self.accounts.iter().map(|account| account.items).sum()
+    }
+
     /// Whether the dispatching process can go on from here for a worker that has read so much: the worker has got all
     /// items that were dealt to it before.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
@@ -59,6 +64,8 @@ struct Peer<S> {
     taken: Account,
     /// Whether it has ended.
     ended: bool,
+    /// Whether no place that may be asked for is before its first snapshot.
+    begun: bool,
     /// Oldest first. The first is as of what was given, or before; the others are behind it.
     snapshots: VecDeque<Snapshot<S>>,
 }
@@ -113,8 +120,9 @@ impl<S> Books<S> {
     /// Empty books that remember so many deliveries beyond those that were not given yet, and so many if nobody
     /// knows how many were. The model checker's are short, so that they are cut and pruned in small loaders, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
-        let peers =
-            (0..peers).map(|_| Peer { taken: Account::default(), ended: false, snapshots: VecDeque::new() }).collect();
+        let peers = (0..peers)
+            .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
+            .collect();
         Self {
             peers,
             log: VecDeque::new(),
@@ -139,7 +147,7 @@ impl<S> Books<S> {
         self.longest = 2 * self.memory.beyond;
         for (index, peer) in self.peers.iter_mut().enumerate() {
             peer.taken = starts.get(index).copied().unwrap_or_default();
-            peer.ended = false;
+            (peer.ended, peer.begun) = (false, false);
             kept.extend(peer.snapshots.drain(..).map(|snapshot| snapshot.content));
         }
         kept
@@ -234,6 +242,21 @@ impl<S> Books<S> {
         self.dealt.iter().rev().find(is_before)
     }
 
+    /// How many items were dealt before the oldest place of the dispatching process that a state may name, in the first
+    /// pass.
+    pub fn oldest_dealt(&self) -> u64 {
+        let begun = self.peers.iter().all(|peer| peer.begun);
+        let oldest = self.oldest_shares();
+        let passed = |dealt: &&Dealt<S>| (0..oldest.len()).all(|worker| dealt.is_behind(worker, oldest[worker]));
+        self.dealt.front().filter(passed).filter(|_| begun).map_or(0, Dealt::items)
+    }
+
+    /// By peer, the share at its oldest snapshot.
+    fn oldest_shares(&self) -> Vec<Share> {
+        let share = |peer: &Peer<S>| peer.snapshots.front().map_or(Share::default(), |one| one.share);
+        self.peers.iter().map(share).collect()
+    }
+
     /// Keeps a snapshot of a peer, and lets go of those that what was given has passed; `lag` deliveries were not given
     /// yet.
     ///
@@ -248,6 +271,10 @@ impl<S> Books<S> {
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
+        // Of one of which the log knows no item, all that was taken was given.
+        let oldest = given.unwrap_or(self.peers[peer].taken);
+        let Peer { snapshots, begun, .. } = &mut self.peers[peer];
+        *begun |= snapshots[superfluous].sent.items <= oldest.items;
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
@@ -261,8 +288,7 @@ impl<S> Books<S> {
         // They come by several ways.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
-        let share = |peer: &Peer<S>| peer.snapshots.front().map_or(Share::default(), |one| one.share);
-        let oldest: Vec<Share> = self.peers.iter().map(share).collect();
+        let oldest = self.oldest_shares();
         let passed = |dealt: &Dealt<S>| (0..oldest.len()).all(|worker| dealt.is_behind(worker, oldest[worker]));
         let superfluous = (1..self.dealt.len()).take_while(|&index| passed(&self.dealt[index])).count();
         self.dealt.drain(..superfluous).map(|dealt| dealt.content).collect()
@@ -271,7 +297,7 @@ impl<S> Books<S> {
 
 /// Snapshots of the dispatching process in the order in which they were made.
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
-    (dealt.pass, dealt.accounts.iter().map(|account| account.items).sum())
+    (dealt.pass, dealt.items())
 }
 
 fn newest<S>(snapshots: &VecDeque<Snapshot<S>>, given: Account) -> Option<&Snapshot<S>> {
@@ -349,13 +375,21 @@ mod tests {
         assert_eq!(books.dealt_before(&[share(8), share(6)]).map(|dealt| dealt.content), Some(7));
         assert_eq!(books.dealt_before(&[share(8), share(5)]).map(|dealt| dealt.content), Some(5));
         assert_eq!(books.dealt_before(&[share(0), share(5)]).map(|dealt| dealt.content), None);
+        assert_eq!(books.oldest_dealt(), 0, "workers without a snapshot go on from the beginning");
         books.deliver(0, 0, |_| Some(0));
         books.deliver(1, 0, |_| Some(0));
         books.keep(0, snapshot(1, 8), Some(0));
         books.keep(1, snapshot(1, 8), Some(0));
+        assert_eq!(books.oldest_dealt(), 0, "a state of before the first item begins there");
+        for item in 0..80 {
+            books.deliver(0, item, |_| Some(0));
+            books.deliver(1, item, |_| Some(0));
+        }
+        (0..2).for_each(|worker| drop(books.keep(worker, snapshot(70, 8), Some(0))));
         books.keep_dealt(Dealt { pass: 2, accounts: vec![account(1), account(0)], content: 11 });
         let kept: Vec<u64> = books.dealt.iter().map(|dealt| dealt.content).collect();
         assert_eq!(kept, [7, 9, 11]);
+        assert_eq!(books.oldest_dealt(), 13);
     }
 
     #[test]

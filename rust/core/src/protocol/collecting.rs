@@ -47,6 +47,11 @@ impl Collecting {
         self.turn.start_at(peer);
     }
 
+    /// Whether nothing is delivered out of turn.
+    pub fn is_in_order(&self) -> bool {
+        self.turn.is_in_order()
+    }
+
     /// The peer whose turn it is; None when all have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()

@@ -9,6 +9,7 @@
 //! | [`Sending`] | the writer of a link | whether the reader wants one more item, none yet, or none any more |
 //! | [`Receiving`] | the reader of a link | what to do with a unit: take it, drop it, leave it; what is granted |
 //! | [`Dealing`] | a worker's pump, the dispatching process | the reader of the next item; the end of a pass |
+//! | [`Owners`] | the dispatching process, main | the readers of dealt items that do not follow from their numbers |
 //! | [`Collecting`] | main, a worker that reads dispatched items | the next peer; whether to wait, take in, fail |
 //! | [`Books`] | main, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | what a command does to the epoch that it runs, and when it is acknowledged |
@@ -25,6 +26,7 @@ mod collecting;
 mod dealing;
 mod grant;
 mod obedience;
+mod owners;
 mod receiving;
 mod replacing;
 mod sending;
@@ -37,6 +39,7 @@ pub use collecting::{Collecting, Next};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};
 pub use obedience::{Acknowledged, Command, Obedience, Step};
+pub use owners::{DealEntry, Owners};
 pub use receiving::{Judgement, Receiving};
 pub use replacing::{Replacing, TRIES, Verdict};
 pub use sending::{Permit, Sending};

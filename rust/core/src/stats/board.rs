@@ -5,6 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use super::clock::nanoseconds;
@@ -155,7 +157,7 @@ impl Board {
         self.generation == fork::generation()
     }
 
-    fn header(&self) -> &BoardHeader {
+    pub(super) fn header(&self) -> &BoardHeader {
         // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit
         // patterns are valid and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
@@ -164,6 +166,22 @@ impl Board {
     /// The page of process `index`, or None if there are fewer.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
+    }
+
+    /// Main's page as it was at the last change.
+    pub(super) fn main_then(self: &Arc<Self>) -> PageRef {
+        PageRef { board: Arc::clone(self), index: self.config.pages as usize }
+    }
+
+    /// Notes that others take the workers' place from now on, and keeps what main has counted until then. To be called
+    /// by main.
+    pub fn note_change(self: &Arc<Self>) {
+        let Some(main) = self.page(0) else { return };
+        let (now, then) = (main.words(), self.main_then());
+        self.header().change.change(|| {
+            now.iter().zip(then.words()).for_each(|(now, then)| then.store(now.load(Relaxed), Relaxed));
+            self.header().changed.store(nanoseconds(), Relaxed);
+        });
     }
 }
 
@@ -179,6 +197,14 @@ impl PageRef {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
         // SAFETY: callers keep to what a page has, which lies inside the region as its sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
+    }
+
+    /// All of it.
+    fn words(&self) -> &[AtomicU64] {
+        let count = self.board.config.page_len() / size_of::<AtomicU64>();
+        // SAFETY: the whole page, aligned to a memory page; its fields are atomic, and so is a copy of them in words of
+        // which only the owner of the page changes any.
+        unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 
     pub(super) fn header(&self) -> &PageHeader {
@@ -295,21 +321,6 @@ impl PageRef {
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Pipe `index` runs from now on; returns what ran before, for `set_current`.
-    #[inline]
-    pub fn enter(&self, index: usize) -> u32 {
-        let current = &self.header().current;
-        let before = current.load(Relaxed);
-        current.store(index as u32 + 1, Relaxed);
-        before
-    }
-
-    /// Says which pipe runs: 1 + its number, 0 for none.
-    #[inline]
-    pub fn set_current(&self, pipe: u32) {
-        self.header().current.store(pipe, Relaxed);
-    }
-
     /// Remembers an item if it is among the slowest.
     pub fn slow_item(&self, took: u64, index: u64) {
         let slow = &self.header().slow;
@@ -375,8 +386,8 @@ impl PipeRef {
         &self.page
     }
 
-    /// Its number.
-    pub fn index(&self) -> usize {
-        self.index
+    /// Where its process says which pipe runs, and what stands there for this one; 0 stands for none.
+    pub fn running(&self) -> (&AtomicU32, u32) {
+        (&self.page.header().current, self.index as u32 + 1)
     }
 }

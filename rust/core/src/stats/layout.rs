@@ -4,6 +4,8 @@
 //! 0        BoardHeader          one memory page
 //! 4096     page of process 0    PageHeader, `pipes` PipeRecords, `flows` Flows, rounded up to memory pages
 //! …        page of process 1
+//! …
+//! …        page of main as it was when other workers took the place of those before
 //! ```
 //!
 //! All is fixed-width, zero is a valid value of everything, and only its owner writes a page.
@@ -14,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// Changes whenever the layout does.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Room for the header of a board, and the unit in which pages are measured.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// Slow items that are remembered for each process.
@@ -25,6 +27,10 @@ pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 /// See [`LABEL`].
 pub(super) const LOCATION: usize = 192;
+/// Kinds of exceptions that are counted at a pipe; further ones count in the sum alone.
+pub(super) const KINDS: usize = 4;
+/// Bytes of the name of one.
+pub(super) const KIND: usize = 56;
 
 /// How large a board is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +53,7 @@ impl BoardConfig {
     }
 
     pub(super) fn total(self) -> usize {
-        MEMORY_PAGE + self.pages as usize * self.page_len()
+        MEMORY_PAGE + (self.pages as usize + 1) * self.page_len()
     }
 
     pub(super) fn is_sensible(self) -> bool {
@@ -60,7 +66,8 @@ impl BoardConfig {
     }
 }
 
-/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last.
+/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last. The change of
+/// workers comes later.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -75,6 +82,10 @@ pub(super) struct BoardHeader {
     pub main: AtomicU32,
     /// When it was made.
     pub made: AtomicU64,
+    /// Guards the time of the change, and main's page as it was then.
+    pub change: Sequence,
+    /// When other workers took the place of those before, or main itself did; 0: never.
+    pub changed: AtomicU64,
 }
 
 /// A sequence number that is odd while what it guards is changed by its only writer.
@@ -196,6 +207,15 @@ pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
+/// Items that were skipped because of one kind of exception.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct SkippedKind {
+    /// 0: unused. The first count is stored behind the name.
+    pub count: AtomicU64,
+    pub name: [AtomicU8; KIND],
+}
+
 /// A pipe of a process.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -222,6 +242,8 @@ pub struct PipeRecord {
     pub(super) location: [AtomicU8; LOCATION],
     /// Timed calls by duration, extrapolated to all.
     pub(super) histogram: [AtomicU32; STEPS],
+    /// Those of `skipped`, by kind.
+    pub(super) kinds: [SkippedKind; KINDS],
 }
 
 /// The step of a histogram for a duration.
@@ -245,6 +267,31 @@ impl PipeRecord {
         add(&self.own, all);
         let place = &self.histogram[step_of(own)];
         place.store(place.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
+    }
+
+    /// Counts an item that was skipped because of an exception of this kind.
+    pub fn skip(&self, kind: &str) {
+        self.skipped.fetch_add(1, Relaxed);
+        let mut cut = [const { AtomicU8::new(0) }; KIND];
+        write_text(&cut, kind);
+        for place in &self.kinds {
+            let count = place.count.load(Relaxed);
+            if count == 0 {
+                write_text(&place.name, kind);
+            } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
+                continue;
+            }
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; who sees a count sees its name.
+            place.count.store(count + 1, Ordering::Release);
+            return;
+        }
+    }
+
+    /// How many items were skipped, by kind of exception.
+    pub(super) fn skipped_kinds(&self) -> Vec<(String, u64)> {
+        // SYNC(kind): pairs with PipeRecord::skip.
+        let counts = self.kinds.iter().map(|place| (place, place.count.load(Ordering::Acquire)));
+        counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
     /// Makes `yielded` the count of the valid iterator; what others have yielded stays counted.
@@ -311,7 +358,7 @@ pub(super) struct PageHeader {
 
 const _: () = {
     assert!(size_of::<PageHeader>() == 512);
-    assert!(size_of::<PipeRecord>() == 896);
+    assert!(size_of::<PipeRecord>() == 1152);
     assert!(size_of::<Flow>() == 192);
     assert!(std::mem::offset_of!(PipeRecord, label) == 64);
     assert!(std::mem::offset_of!(Flow, wait) == 64);

@@ -14,4 +14,4 @@ pub use board::{Board, PageRef, PipeRef, Role};
 pub use clock::{coarse_nanoseconds, nanoseconds};
 pub use flow::{FlowRef, WaitRef, Waiting};
 pub use layout::{BoardConfig, Flow, PipeRecord, Wait, add};
-pub use read::{FlowCounts, PageCounts, PipeCounts, SlowItem, Unreadable, WaitCounts};
+pub use read::{Unreadable, Value};

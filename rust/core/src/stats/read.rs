@@ -1,113 +1,67 @@
-//! A page as plain values.
+//! A page as plain data, by the names that the counters have in their layout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use super::board::{Board, PageRef, Role};
-use super::layout::{PipeRecord, STEPS, Wait, middle_of, read_text};
+use super::layout::{Flow, PipeRecord, STEPS, SlowRecord, Wait, middle_of, read_text};
 
-/// Waits of one kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WaitCounts {
-    /// The index of the flow that is waited for.
-    pub whom: u32,
-    /// When the wait began that is under way; 0: none is.
-    pub since: u64,
-    /// Nanoseconds of all waits that are over.
-    pub total: u64,
-    /// Their number.
-    pub count: u64,
+/// Plain data: what a counter says, or several.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// There is none.
+    Nothing,
+    /// Yes or no.
+    Flag(bool),
+    /// A count, a number by which something is known, or nanoseconds.
+    Number(u64),
+    /// Nanoseconds, estimated.
+    Estimate(f64),
+    /// A name.
+    Text(String),
+    /// Several of one kind.
+    List(Vec<Self>),
+    /// Several by their names.
+    Fields(Vec<(&'static str, Self)>),
 }
 
-impl WaitCounts {
-    fn of(wait: &Wait) -> Self {
-        let (whom, since, total, count) = wait.read();
-        Self { whom, since, total, count }
+macro_rules! from {
+    ($($type:ty: $one:ident => $value:expr),+ $(,)?) => {
+        $(impl From<$type> for Value {
+            fn from($one: $type) -> Self {
+                $value
+            }
+        })+
+    };
+}
+
+from!(
+    bool: one => Self::Flag(one),
+    u32: one => Self::Number(one.into()),
+    u64: one => Self::Number(one),
+    f64: one => Self::Estimate(one),
+    String: one => Self::Text(one),
+);
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(one: Option<T>) -> Self {
+        one.map_or(Self::Nothing, Into::into)
     }
 }
 
-/// An end of a link. See [`super::Flow`] for the meanings.
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "as in Flow")]
-pub struct FlowCounts {
-    pub peer: u32,
-    pub sends: bool,
-    pub items: u64,
-    pub bytes: u64,
-    pub fragments: u64,
-    pub wakes: u64,
-    pub copies: u64,
-    pub copied: u64,
-    pub wait: WaitCounts,
-    pub arena_used: u64,
-    pub arena_peak: u64,
-    pub arena_capacity: u64,
-    pub window: u64,
+impl<T: Into<Value>> From<Vec<T>> for Value {
+    fn from(list: Vec<T>) -> Self {
+        Self::List(list.into_iter().map(Into::into).collect())
+    }
 }
 
-/// A pipe of a process.
-#[derive(Debug, Clone)]
-pub struct PipeCounts {
-    /// Its name.
-    pub label: String,
-    /// Where its function stands.
-    pub location: String,
-    /// The pipe that reads it.
-    pub reader: Option<u32>,
-    /// As they were given.
-    pub flags: u32,
-    /// Most items that it holds ready.
-    pub capacity: u64,
-    /// Items of the valid iterator, restored ones included, and those made by all iterators.
-    pub yielded: u64,
-    /// See `yielded`.
-    pub items: u64,
-    /// Calls that were timed.
-    pub samples: u64,
-    /// Nanoseconds in the pipe alone.
-    pub own: u64,
-    /// Items that were skipped because they raised.
-    pub skipped: u64,
-    /// Nanoseconds that half of the calls, and 99 of 100, take at most; None if none was timed.
-    pub quantiles: Option<(f64, f64)>,
-}
-
-/// An item that took long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlowItem {
-    /// The epoch in which it was made.
-    pub epoch: u32,
-    /// Nanoseconds.
-    pub took: u64,
-    /// Which of the process's items in that epoch.
-    pub index: u64,
-}
-
-/// The counts of a process. See [`super::Board`].
-#[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "as on the page")]
-pub struct PageCounts {
-    pub index: usize,
-    pub role: u32,
-    pub pid: u32,
-    pub number: u32,
-    pub began: u64,
-    pub epoch: u32,
-    pub current: u32,
-    pub signal: u32,
-    pub stack: u32,
-    pub restarts: u32,
-    pub snapshots: u32,
-    pub inside: u64,
-    pub inside_samples: u64,
-    pub replaced: bool,
-    pub all_pipes: u32,
-    pub idle: WaitCounts,
-    pub first: WaitCounts,
-    pub span: WaitCounts,
-    pub slow: Vec<SlowItem>,
-    pub flows: Vec<FlowCounts>,
-    pub pipes: Vec<PipeCounts>,
+/// Fields of a record by their names: each as the counter of that name says, or with a value that was read otherwise.
+macro_rules! fields {
+    (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
+    (@value $of:ident $name:ident $value:expr) => { Value::from($value) };
+    ($of:ident: $($name:ident $(= $value:expr)?),+ $(,)?) => {
+        Value::Fields(vec![$((stringify!($name), fields!(@value $of $name $($value)?))),+])
+    };
 }
 
 /// The page is of no process of ours.
@@ -126,18 +80,33 @@ impl Board {
     /// # Errors
     ///
     /// A page says something that no process of this release writes.
-    pub fn read(self: &Arc<Self>) -> Result<Vec<PageCounts>, Unreadable> {
-        (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read().transpose()).collect()
+    pub fn read(self: &Arc<Self>) -> Result<Vec<Value>, Unreadable> {
+        (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read_as(index).transpose()).collect()
+    }
+
+    /// When others took the workers' place last, and main's page as it was then; None if nobody did.
+    ///
+    /// # Errors
+    ///
+    /// As of `read`.
+    pub fn read_change(self: &Arc<Self>) -> Result<Option<(u64, Value)>, Unreadable> {
+        let read = || (self.header().changed.load(Relaxed), self.main_then().read_as(0));
+        let (changed, page) = self.header().change.read(read);
+        if changed == 0 {
+            return Ok(None);
+        }
+        Ok(page?.map(|page| (changed, page)))
     }
 }
 
 impl PageRef {
-    fn read(&self) -> Result<Option<PageCounts>, Unreadable> {
+    /// The page as that of a number.
+    fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let refuse = |what| Err(Unreadable { page: self.index(), what });
         let header = self.header();
-        let (role, pid, number, began) = header.sequence.read(|| {
+        let ([role, pid, number], began) = header.sequence.read(|| {
             let numbers = [&header.role, &header.pid, &header.number].map(|word| word.load(Relaxed));
-            (numbers[0], numbers[1], numbers[2], header.began.load(Relaxed))
+            (numbers, header.began.load(Relaxed))
         });
         if role == 0 {
             return Ok(None);
@@ -147,90 +116,63 @@ impl PageRef {
         }
         // SYNC(stack): pairs with PageRef::set_stack.
         let signal = header.signal.load(Ordering::Acquire);
-        let slow = header.slow.iter().map(|slow| {
-            slow.sequence.read(|| SlowItem {
-                epoch: slow.epoch.load(Relaxed),
-                took: slow.took.load(Relaxed),
-                index: slow.index.load(Relaxed),
-            })
-        });
-        let mut slow: Vec<SlowItem> = slow.filter(|slow| slow.took > 0).collect();
-        slow.sort_by_key(|slow| std::cmp::Reverse(slow.took));
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = header.pipes.load(Ordering::Acquire);
         if pipes > self.board.config().pipes {
             return refuse("counts more pipes than there is room for");
         }
-        Ok(Some(PageCounts {
-            index: self.index(),
-            role,
-            pid,
-            number,
-            began,
-            epoch: header.epoch.load(Relaxed),
-            current: header.current.load(Relaxed),
-            signal,
-            stack: header.stack.load(Relaxed),
-            restarts: header.restarts.load(Relaxed),
-            snapshots: header.snapshots.load(Relaxed),
-            inside: header.inside.load(Relaxed),
-            inside_samples: header.inside_samples.load(Relaxed),
-            replaced: header.replaced.load(Relaxed) != 0,
-            all_pipes: header.all_pipes.load(Relaxed),
-            idle: WaitCounts::of(&header.idle),
-            first: WaitCounts::of(&header.first),
-            span: WaitCounts::of(&header.span),
-            slow,
-            flows: self.read_flows(),
-            pipes: (0..pipes as usize).filter_map(|index| self.record_at(index)).map(PipeCounts::of).collect(),
-        }))
-    }
-
-    fn read_flows(&self) -> Vec<FlowCounts> {
+        let pipes = (0..pipes as usize).filter_map(|index| self.record_at(index));
         let flows = (0..self.board.config().flows as usize).map_while(|index| self.flow_at(index));
-        let used = flows.map_while(|flow| match flow.direction.load(Relaxed) {
-            0 => None,
-            direction => Some((flow, direction == 1)),
-        });
-        used.map(|(flow, sends)| FlowCounts {
-            peer: flow.peer.load(Relaxed),
-            sends,
-            items: flow.items.load(Relaxed),
-            bytes: flow.bytes.load(Relaxed),
-            fragments: flow.fragments.load(Relaxed),
-            wakes: flow.wakes.load(Relaxed),
-            copies: flow.copies.load(Relaxed),
-            copied: flow.copied.load(Relaxed),
-            wait: WaitCounts::of(&flow.wait),
-            // SYNC(used): pairs with Allocator::mirror; who sees a use sees its peak.
-            arena_used: flow.arena_used.load(Ordering::Acquire),
-            arena_peak: flow.arena_peak.load(Relaxed),
-            arena_capacity: flow.arena_capacity.load(Relaxed),
-            window: flow.window.load(Relaxed),
-        })
-        .collect()
+        let used = flows.take_while(|flow| flow.direction.load(Relaxed) != 0);
+        Ok(Some(fields!(
+            header: page = shown as u64, role = role, pid = pid, number = number, began = began, epoch, current,
+            signal = signal, stack, restarts, snapshots, inside, inside_samples,
+            replaced = header.replaced.load(Relaxed) != 0, all_pipes, idle = wait(&header.idle),
+            first = wait(&header.first), span = wait(&header.span), slow = slowest(&header.slow),
+            flows = used.map(flow).collect::<Vec<_>>(), pipes = pipes.map(pipe).collect::<Vec<_>>(),
+        )))
     }
 }
 
-impl PipeCounts {
-    fn of(record: &PipeRecord) -> Self {
-        let (yielded, base) = record.sequence.read(|| (record.yielded.load(Relaxed), record.base.load(Relaxed)));
-        let samples = record.samples.load(Relaxed);
-        let counts: [u64; STEPS] = std::array::from_fn(|step| u64::from(record.histogram[step].load(Relaxed)));
-        Self {
-            label: read_text(&record.label),
-            location: read_text(&record.location),
-            reader: record.reader.load(Relaxed).checked_sub(1),
-            flags: record.flags.load(Relaxed),
-            capacity: record.capacity.load(Relaxed),
-            yielded,
-            items: yielded.wrapping_add(base as u64),
-            samples,
-            own: record.own.load(Relaxed),
-            skipped: record.skipped.load(Relaxed),
-            quantiles: (samples > 0).then(|| (quantile(&counts, 0.5), quantile(&counts, 0.99))),
-        }
-    }
+fn wait(wait: &Wait) -> Value {
+    let (whom, since, total, count) = wait.read();
+    fields!(wait: whom = whom, since = since, total = total, count = count)
+}
+
+/// Items that took long: of each the epoch in which it was made, nanoseconds, and which of the process's items it was.
+fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
+    let read = slow.iter().map(|slow| {
+        slow.sequence.read(|| (slow.took.load(Relaxed), u64::from(slow.epoch.load(Relaxed)), slow.index.load(Relaxed)))
+    });
+    let mut slow: Vec<_> = read.filter(|&(took, ..)| took > 0).collect();
+    slow.sort_by_key(|&(took, ..)| std::cmp::Reverse(took));
+    slow.into_iter().map(|(took, epoch, index)| vec![epoch, took, index]).collect()
+}
+
+fn flow(flow: &Flow) -> Value {
+    // SYNC(used): pairs with Allocator::mirror; who sees a use sees its peak.
+    let used = flow.arena_used.load(Ordering::Acquire);
+    fields!(
+        flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,
+        wait = wait(&flow.wait), arena_used = used, arena_peak, arena_capacity, window,
+    )
+}
+
+fn pipe(record: &PipeRecord) -> Value {
+    let (yielded, base) = record.sequence.read(|| (record.yielded.load(Relaxed), record.base.load(Relaxed)));
+    let samples = record.samples.load(Relaxed);
+    let counts: [u64; STEPS] = std::array::from_fn(|step| u64::from(record.histogram[step].load(Relaxed)));
+    fields!(
+        record: label = read_text(&record.label), location = read_text(&record.location),
+        reader = record.reader.load(Relaxed).checked_sub(1), flags, capacity, yielded = yielded,
+        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, skipped_kinds = skipped_kinds(record),
+        quantiles = (samples > 0).then(|| vec![quantile(&counts, 0.5), quantile(&counts, 0.99)]),
+    )
+}
+
+/// The kinds of exceptions that were skipped, each with how many; further kinds are not among them.
+fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
+    record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
 
 /// The middle of the step in which the quantile lies.
@@ -258,10 +200,15 @@ mod tests {
         board
     }
 
+    fn field<'a>(record: &'a Value, name: &str) -> &'a Value {
+        let Value::Fields(fields) = record else { panic!("a record has names") };
+        &fields.iter().find(|(known, _)| *known == name).expect("it has a field of that name").1
+    }
+
     #[test]
     fn a_page_that_says_what_none_says_is_refused_by_its_number() {
         let board = board();
-        assert_eq!(board.read().unwrap()[0].number, 7);
+        assert_eq!(field(&board.read().unwrap()[0], "number"), &Value::Number(7));
         let page = board.page(1).unwrap();
         page.header().pipes.store(u32::MAX, Relaxed);
         assert_eq!(
@@ -270,6 +217,31 @@ mod tests {
         );
         page.header().role.store(77, Relaxed);
         assert!(board.read().unwrap_err().to_string().contains("what no process of a loader does"));
+    }
+
+    #[test]
+    fn the_last_change_keeps_what_main_had_counted_until_then() {
+        let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
+        assert!(board.read_change().unwrap().is_none());
+        let main = board.page(0).unwrap();
+        main.adopt(Role::Main, 0);
+        let pipe = main.pipe(0, None, 0, 0, ["Mapper", ""]).unwrap();
+        main.set_pipes(1);
+        let mut then = 0;
+        for items in [5, 8] {
+            pipe.record().yielded.store(items, Relaxed);
+            board.note_change();
+            pipe.record().yielded.store(items + 1, Relaxed);
+            let (at, page) = board.read_change().unwrap().unwrap();
+            assert!(at > then);
+            assert_eq!(field(&page, "page"), &Value::Number(0));
+            assert_eq!(field(&page, "role"), &Value::Number(Role::Main as u64));
+            let Value::List(pipes) = field(&page, "pipes") else { panic!("a page has a list of pipes") };
+            assert_eq!(field(&pipes[0], "items"), &Value::Number(items));
+            assert_eq!(field(&pipes[0], "label"), &Value::Text("Mapper".to_owned()));
+            then = at;
+        }
+        assert_eq!(board.read().unwrap().len(), 1, "it is no process's page");
     }
 
     #[test]

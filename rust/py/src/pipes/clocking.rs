@@ -1,12 +1,16 @@
 //! Taking the time of pipes: of one call in so many, so that it costs little whatever the items are.
 //!
-//! Guards that take time call their iterator through [`next_timed`]; others never come here. A call that no other is
+//! Guards that take time call their iterator through `next_timed`; others never come here. A call that no other is
 //! around is a root. Of one root call in `interval` the time is taken, of all calls within it, and each pipe's own time
 //! is what is left of its calls without those of the pipes that it reads in the same thread. The interval follows the
 //! time that root calls take, and varies at random, so that no rhythm of the pipeline meets it. A call never stands for
 //! more than the time that has passed since the last one that was timed.
+//!
+//! Each item of a root costs many nested calls. A guard that was nested when it last came here stays away while no root
+//! call is timed ([`is_measuring`]), and comes back now and then, as its reader may be another one by then.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
@@ -22,8 +26,22 @@ pub const LONGEST_METERED: u64 = 1024;
 /// A call that was not timed and took longer is noticed by the coarse clock.
 pub const NOTICED: u64 = 12_000_000;
 
+/// Nested calls after which a guard looks anew whether it still is nested.
+pub const LOOK_AGAIN: u32 = 128;
+
+/// Root calls under way, of all threads, of which the time is taken. A statistic of statistics: one that is too high
+/// costs time, and one that is too low the times of one call.
+static MEASURING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the time of any root call is taken at this moment.
+#[inline]
+pub fn is_measuring() -> bool {
+    MEASURING.load(Relaxed) != 0
+}
+
 /// A thread's knowledge of the calls that it is in.
 struct Clocking {
+    /// The root call, and those in it that have come here.
     depth: Cell<u32>,
     /// Calls that the root call that is timed stands for; 0: it is not timed.
     weight: Cell<u64>,
@@ -84,6 +102,7 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
 /// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any
 /// more: it may be the only one of a child that was forked in their midst, and others before were of another pipeline.
 pub fn begin() {
+    MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
         thread.depth.set(0);
         thread.weight.set(0);
@@ -105,37 +124,46 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and takes its time if it is its turn.
-pub fn timed<T>(call: impl FnOnce() -> T) -> (T, Timed) {
+/// Makes a call, and takes its time if it is its turn. Also gives whether another call is around it.
+#[inline]
+pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
-        let root = thread.depth.get() == 0;
-        if root {
+        let depth = thread.depth.get();
+        let nested = depth > 0;
+        if !nested {
             thread.countdown.set(thread.countdown.get() - 1);
-            thread.weight.set(if thread.countdown.get() == 0 { thread.gap.get() } else { 0 });
-            thread.calls.set(0);
+            if thread.countdown.get() == 0 {
+                thread.weight.set(thread.gap.get());
+                thread.calls.set(0);
+                MEASURING.store(MEASURING.load(Relaxed) + 1, Relaxed);
+            }
         }
-        thread.depth.set(thread.depth.get() + 1);
-        let result = match thread.weight.get() {
-            0 if root => unmeasured_root(thread, call),
-            0 => (call(), Timed { own: None, whole: None, passed: 0 }),
-            weight => measured(thread, root, weight, call),
+        thread.depth.set(depth + 1);
+        let (result, found) = match thread.weight.get() {
+            0 if nested => (call(), None),
+            0 => unmeasured_root(thread, call),
+            weight => measured(thread, !nested, weight, call),
         };
         thread.depth.set(thread.depth.get().saturating_sub(1));
-        result
+        (result, nested, found)
     })
 }
 
-fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Timed) {
+#[inline]
+fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option<Timed>) {
     let began = coarse_nanoseconds();
     let result = call();
     let took = coarse_nanoseconds().saturating_sub(began);
-    if took < NOTICED {
-        return (result, Timed { own: None, whole: None, passed: 0 });
-    }
+    (result, (took >= NOTICED).then(|| notice(thread, took)))
+}
+
+/// A call that was not timed took long: so may the next one, which is.
+#[cold]
+fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
     thread.countdown.set(1);
     thread.gap.set(1);
-    (result, Timed { own: None, whole: Some((took, 1)), passed: 0 })
+    Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
 /// How many calls one of those that are timed stands for: one that took long, for itself, as such calls are noticed
@@ -144,7 +172,8 @@ fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }
 
-fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -> T) -> (T, Timed) {
+#[inline(never)]
+fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -> T) -> (T, Option<Timed>) {
     let around_us = thread.children.replace(0);
     let began = nanoseconds();
     let result = call();
@@ -157,6 +186,7 @@ fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -
     let passed = if last == 0 { took } else { now - last };
     let mut whole = None;
     if root {
+        MEASURING.store(MEASURING.load(Relaxed).saturating_sub(1), Relaxed);
         thread.children.set(0);
         thread.weight.set(0);
         thread.last.set(now);
@@ -168,5 +198,5 @@ fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -
         thread.countdown.set(gap);
         whole = Some((took, stands_for(took, weight)));
     }
-    (result, Timed { own: Some((own, stands_for(own, weight))), whole, passed })
+    (result, Some(Timed { own: Some((own, stands_for(own, weight))), whole, passed }))
 }

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyBaseException, PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
@@ -53,8 +53,15 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     /// The slot of the iterator's type that gives the next item.
     inner: ffi::iternextfunc,
-    /// Calls until the next that `next_metered` measures, how many that one stands for, the state of the chance, and
-    /// what the next gap may be on average.
+    /// Where a board has the pipe that runs, and the number of this one there, if all pipes are timed; else null. Valid
+    /// as long as the token.
+    current: *const AtomicU32,
+    mark: u32,
+    /// Whether the last call that `clocking` saw was within another.
+    nested: bool,
+    /// Calls until the next that `next_metered` measures, or until `next_timed` looks again whether this guard is
+    /// nested; how many one that is measured stands for, the state of the chance, and what the next gap may be on
+    /// average.
     countdown: u32,
     gap: u32,
     random: Cell<u64>,
@@ -161,10 +168,14 @@ pub fn guard_iterator<'py>(
         let guard = object.as_ptr().cast::<Guard>();
         (&raw mut (*guard).token).write(token.get());
         (&raw mut (*guard).counter).write(token.get().counter());
-        let timed = token.get().place().map(|place| (place.pipe.page().is_full(), place.root && place.main));
-        let (call, argument) = match timed {
-            Some((true, _)) => (next_timed as ffi::iternextfunc, object.as_ptr()),
-            Some((false, true)) => (next_metered as ffi::iternextfunc, object.as_ptr()),
+        let (call, argument) = match token.get().place() {
+            Some(place) if place.pipe.page().is_full() => {
+                let (current, mark) = place.pipe.running();
+                (&raw mut (*guard).current).write(current);
+                (&raw mut (*guard).mark).write(mark);
+                (next_timed as ffi::iternextfunc, object.as_ptr())
+            }
+            Some(place) if place.root && place.main => (next_metered as ffi::iternextfunc, object.as_ptr()),
             _ => (next, iterator.as_ptr()),
         };
         let tracing = trace.map(|(log, pipe, range)| {
@@ -198,24 +209,31 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     // was not cleared, so its token and iterator are owned.
     unsafe {
         let guard = object.cast::<Guard>();
-        loop {
-            if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-                let item = ((*guard).next)((*guard).argument);
-                if !item.is_null() {
-                    // A thread that began the pipe anew meanwhile is not given this item.
-                    if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-                        (*(*guard).token).count();
-                        if let Some(counter) = (*guard).counter.as_ref() {
-                            counter.store(counter.load(Relaxed) + 1, Relaxed);
-                        }
-                    }
-                    return item;
-                }
-            }
-            if !no_item(guard) {
-                return std::ptr::null_mut();
+        let item = ask(guard);
+        if item.is_null() { no_item(guard) } else { item }
+    }
+}
+
+/// Asks a valid guard's iterator, and counts the item; NULL if there is none.
+///
+/// # Safety
+/// As in `next_item`.
+#[inline(always)]
+unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_item`.
+    unsafe {
+        if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
+            return std::ptr::null_mut();
+        }
+        let item = ((*guard).next)((*guard).argument);
+        // A thread that began the pipe anew meanwhile is not given this item.
+        if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+            (*(*guard).token).count();
+            if let Some(counter) = (*guard).counter.as_ref() {
+                counter.store(counter.load(Relaxed) + 1, Relaxed);
             }
         }
+        item
     }
 }
 
@@ -260,37 +278,61 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Calls the iterator of any pipe if all are timed.
+/// Calls the iterator of any pipe if all are timed, and says meanwhile that this pipe runs.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered` and `metered`.
+    // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, that is, until the guard is
+    // cleared.
     unsafe {
         let guard = object.cast::<Guard>();
-        let main = (*(*guard).token).place().is_some_and(|place| place.root && place.main);
-        let first = main && (*guard).measured == 0;
-        begin_first(guard, first);
-        let before = (*(*guard).token).place().map_or(0, |place| place.pipe.page().enter(place.pipe.index()));
-        let (item, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
-        (*guard).measured = 1;
-        if (*guard).id == CLEARED {
-            return item;
-        }
-        end_first(guard, first, !item.is_null());
-        let token = &*(*guard).token;
-        let Some(place) = token.place() else { return item };
-        let page = place.pipe.page();
-        page.set_current(before);
-        if let Some((own, weight)) = timed.own {
-            place.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
-        }
-        if let (true, Some((took, weight))) = (place.root, timed.whole) {
-            if !item.is_null() {
-                page.slow_item(took, token.yielded());
-            }
-            if main && !first {
-                page.inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
-            }
+        let before = (*(*guard).current).load(Relaxed);
+        (*(*guard).current).store((*guard).mark, Relaxed);
+        (*guard).countdown = (*guard).countdown.wrapping_sub(1);
+        let item = if (*guard).nested && (*guard).countdown != 0 && !clocking::is_measuring() {
+            ((*guard).inner)((*guard).iterator)
+        } else {
+            clocked(guard)
+        };
+        if (*guard).id != CLEARED {
+            (*(*guard).current).store(before, Relaxed);
         }
         item
+    }
+}
+
+/// A call of the loader's or a thread's last pipe, or one whose time may be taken.
+unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_timed`.
+    unsafe {
+        let first = (*guard).measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
+        begin_first(guard, first);
+        let (item, nested, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
+        (*guard).measured = 1;
+        (*guard).nested = nested;
+        (*guard).countdown = clocking::LOOK_AGAIN;
+        if (first || timed.is_some()) && (*guard).id != CLEARED {
+            end_first(guard, first, !item.is_null());
+            note(guard, &timed, first, !item.is_null());
+        }
+        item
+    }
+}
+
+/// Counts the findings of a call, the `first` one of an epoch perhaps, that gave an item if one `came`.
+unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, came: bool) {
+    // SAFETY: called with a guard that is not cleared.
+    let token = unsafe { &*(*guard).token };
+    let (Some(place), Some(timed)) = (token.place(), timed) else { return };
+    if let Some((own, weight)) = timed.own {
+        place.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
+    }
+    if let (true, Some((took, weight))) = (place.root, timed.whole) {
+        let page = place.pipe.page();
+        if came {
+            page.slow_item(took, token.yielded());
+        }
+        if place.main && !first {
+            page.inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
+        }
     }
 }
 
@@ -349,10 +391,24 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The cold half of `next_item`: the end, an exception, or an invalid guard. Returns whether the exception is skipped, so
-/// that the next item is to be asked for.
+/// The cold half of `next_item`: the end, an exception, or an invalid guard. Behind exceptions that are skipped, the next
+/// item.
 #[cold]
-unsafe fn no_item(guard: *mut Guard) -> bool {
+unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_item`.
+    unsafe {
+        while goes_on(guard) {
+            let item = ask(guard);
+            if !item.is_null() {
+                return item;
+            }
+        }
+    }
+    std::ptr::null_mut()
+}
+
+/// Whether there is no item because of an exception that is skipped.
+unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };

@@ -169,10 +169,10 @@ impl IterationToken {
         self.armed.store(false, Relaxed);
     }
 
-    /// Counts an item that was skipped because it raised, for people to see.
-    fn count_skipped(&self) {
+    /// Counts an item that was skipped because it raised an exception of this kind, for people to see.
+    fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
-            place.pipe.record().skipped.fetch_add(1, Relaxed);
+            place.pipe.record().skip(kind);
         }
     }
 

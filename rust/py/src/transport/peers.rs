@@ -92,6 +92,10 @@ pub struct Peers {
     window: u64,
     /// Whether they were told to halt.
     paused: bool,
+    /// The only one whose items wake this process; None: those of all do.
+    awaited: Option<usize>,
+    /// Whether one has starved in this epoch, whom items of others may help on. From then on those of all wake.
+    has_starved: bool,
     /// The unit taken last, or a place for the next.
     pub current: Taken,
     surplus: Surplus,
@@ -104,6 +108,8 @@ impl Peers {
             all: consumers.into_iter().map(peer).collect(),
             window: 1,
             paused: false,
+            awaited: None,
+            has_starved: false,
             current: Taken::default(),
             surplus: Surplus { bytes: 0, most: u64::MAX, said: false, on_surplus: None },
         }
@@ -128,6 +134,7 @@ impl Peers {
     /// Begins an epoch in which each peer may be `window` items ahead.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
+        self.has_starved = false;
         (self.surplus.bytes, self.surplus.said) = (0, false);
         self.all.iter_mut().for_each(|peer| peer.taken_in.clear());
     }
@@ -167,12 +174,43 @@ impl Peers {
 
     /// Returns the next step: to deliver from a peer, or else to take in from one, or to wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
-        let all = RefCell::new(&mut self.all);
-        collecting.next(
-            |peer| all.borrow_mut()[peer].is_ready(),
-            |peer| all.borrow_mut()[peer].has_arrived(),
-            |peer| all.borrow()[peer].consumer.starves(),
-        )
+        loop {
+            let all = RefCell::new(&mut self.all);
+            let mut starves = false;
+            let next = collecting.next(
+                |peer| all.borrow_mut()[peer].is_ready(),
+                |peer| all.borrow_mut()[peer].has_arrived(),
+                |peer| {
+                    starves = all.borrow()[peer].consumer.starves();
+                    starves
+                },
+            );
+            if next != Next::Wait || !starves || self.awaited.is_none() {
+                return next;
+            }
+            self.has_starved = true;
+            self.await_all(); // and another look, as something may have come before this was said
+        }
+    }
+
+    /// Lets only items of this peer wake this process from now on, unless another may starve. In a loader of many
+    /// workers all others would wake it in vain.
+    pub fn await_one(&mut self, peer: usize) {
+        match self.awaited {
+            None if self.has_starved => return,
+            Some(before) if before == peer => return,
+            Some(before) => self.all[before].consumer.want_items(false),
+            None => self.all.iter_mut().for_each(|peer| peer.consumer.want_items(false)),
+        }
+        self.all[peer].consumer.want_items(true);
+        self.awaited = Some(peer);
+    }
+
+    /// Lets items of all peers wake this process.
+    pub fn await_all(&mut self) {
+        if self.awaited.take().is_some() {
+            self.all.iter_mut().for_each(|peer| peer.consumer.want_items(true));
+        }
     }
 
     /// Returns the peer to deliver from, or the end; takes nobody in.

@@ -243,6 +243,7 @@ impl Reader {
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
+        self.peers.await_all();
         for peer in 0..self.peers.len() {
             // A peer that has taken another's place may be the only one that is waited for.
             while !self.peers.all()[peer].has_taken_in() && !self.progress.has_snapshot(py, peer, dealt) {
@@ -326,6 +327,10 @@ impl Reader {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
         let paused = peers.are_paused();
+        match turn {
+            Some(peer) if collecting.is_in_order() => peers.await_one(peer),
+            _ => peers.await_all(),
+        }
         let interrupt = interrupt.as_ref();
         let mut next = Next::Wait;
         let ready = || {

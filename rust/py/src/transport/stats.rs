@@ -4,12 +4,11 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use torchdata_core::stats::{
-    Board, BoardConfig, FlowCounts, FlowRef, PageCounts, PageRef, PipeCounts, Role, WaitCounts,
-};
+use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, Role, Value};
 
 use crate::descriptors::{duplicate, take_fd};
 use crate::errors;
@@ -154,53 +153,41 @@ impl PyStatsBoard {
         Ok(())
     }
 
+    /// Notes that others take the workers' place from now on, and keeps what main has counted. To be called by main.
+    fn note_change(&self) -> PyResult<()> {
+        self.own_page(0)?;
+        self.0.note_change();
+        Ok(())
+    }
+
+    /// When others took the workers' place last, in nanoseconds, and main's counts then; None if nobody did.
+    fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyAny>)>> {
+        let change = self.0.read_change().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        change.map(|(at, page)| Ok((at, plain(py, &page)?))).transpose()
+    }
+
     /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Raises ValueError if a page cannot
     /// be that of a process.
-    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let pages = self.0.read().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        PyList::new(py, pages.iter().map(|page| page_dict(py, page)).collect::<PyResult<Vec<_>>>()?)
+        plain(py, &Value::List(pages))
     }
 }
 
-macro_rules! dict {
-    ($py:expr, $($name:literal: $value:expr),+ $(,)?) => {{
-        let dict = PyDict::new($py);
-        $(dict.set_item($name, $value)?;)+
-        dict
-    }};
-}
-
-fn page_dict<'py>(py: Python<'py>, page: &PageCounts) -> PyResult<Bound<'py, PyDict>> {
-    Ok(dict!(py,
-        "page": page.index, "role": page.role, "pid": page.pid, "number": page.number, "began": page.began,
-        "epoch": page.epoch, "current": page.current, "signal": page.signal, "stack": page.stack,
-        "restarts": page.restarts, "snapshots": page.snapshots, "inside": page.inside,
-        "inside_samples": page.inside_samples,
-        "replaced": page.replaced, "all_pipes": page.all_pipes,
-        "idle": wait_dict(py, &page.idle)?, "first": wait_dict(py, &page.first)?, "span": wait_dict(py, &page.span)?,
-        "slow": page.slow.iter().map(|slow| (slow.epoch, slow.took, slow.index)).collect::<Vec<_>>(),
-        "flows": page.flows.iter().map(|flow| flow_dict(py, flow)).collect::<PyResult<Vec<_>>>()?,
-        "pipes": page.pipes.iter().map(|pipe| pipe_dict(py, pipe)).collect::<PyResult<Vec<_>>>()?,
-    ))
-}
-
-fn wait_dict<'py>(py: Python<'py>, wait: &WaitCounts) -> PyResult<Bound<'py, PyDict>> {
-    Ok(dict!(py, "whom": wait.whom, "since": wait.since, "total": wait.total, "count": wait.count))
-}
-
-fn flow_dict<'py>(py: Python<'py>, flow: &FlowCounts) -> PyResult<Bound<'py, PyDict>> {
-    Ok(dict!(py,
-        "peer": flow.peer, "sends": flow.sends, "items": flow.items, "bytes": flow.bytes, "fragments": flow.fragments,
-        "wakes": flow.wakes, "copies": flow.copies, "copied": flow.copied, "wait": wait_dict(py, &flow.wait)?,
-        "arena_used": flow.arena_used, "arena_peak": flow.arena_peak, "arena_capacity": flow.arena_capacity,
-        "window": flow.window,
-    ))
-}
-
-fn pipe_dict<'py>(py: Python<'py>, pipe: &PipeCounts) -> PyResult<Bound<'py, PyDict>> {
-    Ok(dict!(py,
-        "label": &pipe.label, "location": &pipe.location, "reader": pipe.reader, "flags": pipe.flags,
-        "capacity": pipe.capacity, "yielded": pipe.yielded, "items": pipe.items, "samples": pipe.samples,
-        "own": pipe.own, "skipped": pipe.skipped, "quantiles": pipe.quantiles,
-    ))
+fn plain<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Nothing => py.None().into_bound(py),
+        Value::Flag(one) => one.into_bound_py_any(py)?,
+        Value::Number(one) => one.into_bound_py_any(py)?,
+        Value::Estimate(one) => one.into_bound_py_any(py)?,
+        Value::Text(one) => one.into_bound_py_any(py)?,
+        Value::List(list) => {
+            PyList::new(py, list.iter().map(|one| plain(py, one)).collect::<PyResult<Vec<_>>>()?)?.into_any()
+        }
+        Value::Fields(fields) => {
+            let dict = PyDict::new(py);
+            fields.iter().try_for_each(|(name, one)| dict.set_item(name, plain(py, one)?))?;
+            dict.into_any()
+        }
+    })
 }

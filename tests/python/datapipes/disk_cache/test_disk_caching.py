@@ -198,8 +198,8 @@ def test_a_section_that_ends_by_itself_leaves_the_rest_missing(tmp_path):
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Lets every limit of a section be met by a few items."""
-    for name in ("_WINDOW", "_REMEMBERED", "_CLAIMED", "_CLAIMED_BEHIND", "_ATTENDED"):
+    """Lets both limits of a section be met by a few items."""
+    for name in ("_WINDOW", "_CLAIMED"):
         monkeypatch.setattr(section, name, 2)
 
 

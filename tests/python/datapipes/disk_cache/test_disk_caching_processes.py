@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import re
 import signal
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import archives, cached, content, made, names
+from cache_checks import archives, cached, content, is_free, made, names
 from process_checks import is_gone, loader, nothing_is_left, wait_for
 from torchdata.dataloader2.adapter import CacheTimeout
 from torchdata.dataloader2.error import WorkerExitedError
@@ -49,11 +50,6 @@ def start():
 def either_locks(request, monkeypatch):
     """Linux's locks, and those that other systems have."""
     monkeypatch.setattr(locks, "_HAS_OFD", request.param == "locks of descriptions" and locks._HAS_OFD)
-
-
-@pytest.fixture
-def short_grace(monkeypatch):
-    monkeypatch.setattr(_cache_section, "GRACE", 0.1)
 
 
 def finished(process):
@@ -309,21 +305,91 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
     assert len(results.of("log")) == len(wanted), "nothing was made twice"
 
 
-def test_a_writer_that_is_left_standing_is_overtaken(folder, results, start, short_grace, either_locks):
-    def stop_half_way():
-        paths = iter(archives(folder, "ab"))
-        results.note("first", names([next(paths)]))
-        wait_for(lambda: results.has("go on"), 60)
-        results.note("rest", names(paths))
+def resting_after_one(folder, results, build):
+    """Takes one path of a pipeline, and the others when it is told to."""
+    paths = iter(build())
+    results.note("first", names([next(paths)]))
+    wait_for(lambda: results.has("go on"), 60)
+    results.note("rest", names(paths))
 
-    writer = start(stop_half_way)
+
+def test_an_archive_that_a_process_leaves_half_unpacked_is_unpacked_by_who_wants_it(
+    folder, results, start, either_locks
+):
+    writer = start(resting_after_one, folder, results, lambda: archives(folder, "ab"))
     wait_for(lambda: results.has("first"))
     expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
-    assert names(archives(folder, "ab")) == expected
+    assert names(archives(folder, "ab", timeout=0)) == expected
     results.note("go on")
     assert finished(writer) == 0
     assert results.of("first") + results.of("rest") == expected
     assert sorted(os.listdir(folder)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
+
+
+def test_a_process_that_rests_with_items_in_a_buffer_is_waited_for_until_the_time_is_up(folder, results, start):
+    def batched():
+        return cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch())
+
+    writer = start(resting_after_one, folder, results, batched)
+    wait_for(lambda: results.has("first"))
+    pipe = cached(folder, "abcd", timeout=0.1)
+    with pytest.raises(TimeoutError, match=rf"{folder / 'b'}.* process {writer.pid} .*if it hangs or rests, end it"):
+        list(pipe)
+    assert (folder / "d").exists(), "what could be done was done"
+    results.note("go on")
+    assert names(CacheTimeout(300)(pipe)) == [*"abcd"]
+    assert finished(writer) == 0
+    assert results.of("first") + results.of("rest") == [*"abc"]
+
+
+def test_a_process_gives_up_what_it_has_in_a_buffer_before_it_waits(folder, results, start, monkeypatch):
+    monkeypatch.setattr(_cache_section, "_WINDOW", 3)
+
+    def run():
+        pipe = cached(folder, "abcdefgh", logging_maker(results), lambda pipe: pipe.batch(7).unbatch())
+        results.note("got", names(pipe))
+
+    writer = hanging_writer(folder, results, start)
+    waiter = start(run)
+    wait_for(lambda: (folder / "b").exists())  # so the others are in the batch, and "a" is waited for
+    wait_for(lambda: is_free(folder / "c"))
+    assert names(cached(folder, "c", timeout=0)) == ["c"]
+    writer.kill()
+    assert finished(waiter) == 0
+    assert results.of("got") == [*"abcdefgh"]
+    assert content(folder) == made(*"abcdefgh")
+
+
+ANY_SECTION = [
+    lambda pipe: pipe,
+    lambda pipe: pipe.batch(3).unbatch(),
+    lambda pipe: pipe.prefetch(3),
+    lambda pipe: pipe.shuffle(buffer_size=4),
+    lambda pipe: pipe.filter(lambda path: True).batch(2).unbatch().prefetch(2),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_with_any_sections_and_orders_all_get_all_though_some_are_killed(
+    folder, results, start, monkeypatch, seed
+):
+    monkeypatch.setattr(_cache_section, "_WINDOW", 2)
+    chance = random.Random(seed)
+    wanted = [str(i) for i in range(12)]
+
+    def run(number, order, between):
+        results.note(f"{number}", names(cached(folder, order, between=between, timeout=60)))
+
+    processes = [
+        start(run, number, chance.sample(wanted, len(wanted)), chance.choice(ANY_SECTION)) for number in range(4)
+    ]
+    wait_for(lambda: (folder / chance.choice(wanted)).exists())
+    processes[0].kill()
+    assert [finished(process) for process in processes[1:]] == [0] * 3
+    assert all(sorted(results.of(f"{number}")) == sorted(wanted) for number in range(1, 4))
+    assert names(cached(folder, [*wanted, "last"])) == [*wanted, "last"]
+    # The temporary file of a killed process stays if it, or another one that made the file, had no claim.
+    assert {name: text for name, text in content(folder).items() if ".part" not in name} == made(*wanted, "last")
 
 
 def test_processes_that_hold_what_the_other_waits_for_both_end(folder, results, start):
@@ -356,10 +422,10 @@ def test_a_forked_child_does_not_keep_the_claims_of_its_dead_parent(folder, resu
     wait_for(lambda: results.has("forked") and results.has("parent"))
     child = int(results.of("forked")[0])
     try:
-        assert locks.standing_of(str(folder / "a"))[0] == "working", "the child's closing let nothing go"
+        assert not is_free(folder / "a"), "the child's closing let nothing go"
         parent.kill()
         wait_for(lambda: parent.exitcode is not None)  # join() would wait for the child, too
-        assert locks.standing_of(str(folder / "a"))[0] == "free"
+        assert is_free(folder / "a")
         assert names(cached(folder, "a", timeout=0)) == ["a"]
     finally:
         os.kill(child, signal.SIGKILL)
@@ -399,35 +465,6 @@ def test_a_claim_excludes_others_until_it_is_released(folder, start, either_lock
     assert os.listdir(folder) == []
 
 
-def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, start, either_locks):
-    path = str(folder / "a")
-
-    def take_over():
-        taken = locks.take_over(path, None)
-        results.note("taken" if taken is not None else "refused")
-        wait_for(lambda: results.has("done"), 60)
-        taken.release()
-
-    claim = locks.claim(path, None)
-    assert locks.take_over(path, None) is None, "nobody takes over what is worked on"
-    claim.suspend()
-    claim.resume()
-    assert not claim.lost
-    claim.suspend()
-    assert locks.standing_of(path)[0] == "suspended"
-    other = start(take_over)
-    wait_for(lambda: results.has("taken"))
-    claim.resume()
-    assert claim.lost
-    claim.release()
-    assert locks.standing_of(path)[0] == "working"
-    assert locks.claim(path, None) is None, "it is the other's now"
-    results.note("done")
-    assert finished(other) == 0
-    locks.claim(path, None).release()
-    assert os.listdir(folder) == []
-
-
 def test_a_claim_dropped_by_the_garbage_collector_while_another_is_taken_does_no_harm(folder, start, monkeypatch):
     garbage = locks.claim(str(folder / "b"), None)
     lock = locks._LockFile.lock
@@ -440,7 +477,7 @@ def test_a_claim_dropped_by_the_garbage_collector_while_another_is_taken_does_no
     claim = locks.claim(str(folder / "a"), None)
     monkeypatch.undo()
     assert list(locks._claims.values()) == [claim]
-    assert finished(start(lambda: os._exit(locks.standing_of(str(folder / "a"))[0] != "working"))) == 0
+    assert finished(start(lambda: os._exit(is_free(folder / "a")))) == 0
     claim.release()
     assert os.listdir(folder) == []
 

@@ -33,6 +33,13 @@ def test_two_branches_of_a_graph_share_their_files(tmp_path):
     assert content(tmp_path) == made("a", "b", "c")
 
 
+def test_a_branch_does_not_wait_for_what_another_one_of_its_thread_has_in_a_buffer(tmp_path):
+    left = cached(tmp_path, "abc", between=lambda pipe: pipe.batch(3).unbatch())
+    right = cached(tmp_path, "bca", timeout=5)
+    assert [names(pair) for pair in left.zip(right)] == [["a", "b"], ["b", "c"], ["c", "a"]]
+    assert content(tmp_path) == made("a", "b", "c")
+
+
 def test_two_branches_that_unpack_the_same_archives_do_not_wait_for_each_other(tmp_path):
     expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
     both = archives(tmp_path, "ab").zip(archives(tmp_path, "ab"))

@@ -180,8 +180,32 @@ def test_a_loader_tells_what_its_workers_have_skipped():
         assert sorted(loader) == [1] * 20 + [2] * 20
         stats = loader.stats()
         assert sum(one.skipped for one in stats.pipes) == 40
-        assert "skipped items" in str(stats)
-        assert "40 items were skipped as they raised: 40 at Mapper(int)" in str(loader.diagnose())
+        assert "ValueError in Mapper(int), worker process 1" in str(stats)
+        assert {"ValueError": 40} in [pipe.skipped_kinds for pipe in stats.merged_pipes()]
+        assert "40 items were skipped as they raised: 40 ValueError in Mapper(int)" in str(loader.diagnose())
+
+
+def raises_by(item):
+    raise (KeyError, ValueError, OSError, TypeError, IndexError, ArithmeticError, Ä)[item % 7](item)
+
+
+class Ä(Exception):
+    """An exception whose name is no ASCII, and long: it is cut."""
+
+
+Ä.__name__ = "Ä" * 40
+
+
+def test_a_pipe_with_many_kinds_counts_some_of_them_together():
+    pipe = IterableWrapper(range(70)).sharding_filter().map(raises_by).on_error("skip")
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as loader:
+        assert list(loader) == []
+        kinds = [one.skipped_kinds for one in loader.stats().merged_pipes() if one.skipped]
+        assert sum(kinds[0].values()) == 70
+        assert kinds[0]["KeyError"] == 10
+        assert kinds[0]["others"] > 0
+        assert list(loader) == []
+        assert sum(sum(one.skipped_kinds.values()) for one in loader.stats().pipes) == 140
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from s3_buckets import FOLDER, LARGE, NAMELESS, STRANGE, listed, serving, urls
 from s3_server import KEYS_PER_PAGE
 from stream_checks import check_abandoned, check_restore, open_files, read
 from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
-from torchdata.datapipes.iter.stores.s3_object import PART_SIZE
+from torchdata.datapipes.iter.stores.s3_object import PART_SIZE, S3Recipe
 from torchdata.datapipes.state import load_state, save_state
 
 
@@ -376,6 +376,42 @@ def test_archives_are_read_from_objects(client, tmp_path):
     finally:
         for name in ("a.tar", "a.zip"):
             client.delete_object(Bucket="vacant", Key=name)
+
+
+def test_a_shard_is_gone_on_with_behind_its_last_member(client, tmp_path, monkeypatch):
+    import tarfile
+
+    (tmp_path / "member").write_bytes(LARGE[:1_000_000])
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(12):
+            archive.add(tmp_path / "member", f"{number}.bin")
+    client.upload_file(str(tmp_path / "a.tar"), "vacant", "a.tar")
+    build = lambda: S3FileLoader(["s3://vacant/a.tar"]).load_from_tar()  # noqa: E731
+    asked, get = [], S3Recipe.get
+
+    def noting(self, start, size):
+        asked.append(start)
+        return get(self, start, size)
+
+    monkeypatch.setattr(S3Recipe, "get", noting)
+    try:
+        items = iter(pipe := build())
+        for _ in range(10):
+            assert read(next(items))[1] == LARGE[:1_000_000]
+        place = pipe._archive.tar.offset
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        del items, pipe
+        asked.clear()
+        load_state(other := build(), state)
+        assert [content for _, content in map(read, other)] == [LARGE[:1_000_000]] * 2
+        assert asked[0] == min(asked) == place - 1
+        client.put_object(Bucket="vacant", Key="a.tar", Body=LARGE)
+        load_state(other := build(), state)
+        with pytest.raises(OSError, match="the object was changed after it was opened") as caught:
+            list(other)
+        assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
+    finally:
+        client.delete_object(Bucket="vacant", Key="a.tar")
 
 
 def name_and_content(pair):

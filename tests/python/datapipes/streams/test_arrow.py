@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import ArrowReader
+from torchdata.datapipes.iter import ArrowReader, IterableWrapper
 from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.state import load_state, save_state
 
@@ -165,6 +165,86 @@ def test_arrays_lie_over_arrow_s_memory_unless_they_are_to_be_written_to() -> No
     (frame,) = ArrowReader(source, rows=False, writable=True)
     assert not np.shares_memory(frame["a"], memory)
     assert frame["a"].flags.writeable
+
+
+def test_arrays_of_files_and_of_pieces_of_a_part_are_not_copied(folder: Path) -> None:
+    for source in (folder, ArrowParts(folder).to_iter_datapipe()):
+        frames = list(ArrowReader(source, ["a", "c"], rows=False, frame_size=3))
+        arrays = [array for frame in frames for array in frame.values()]
+        assert not any(array.flags.owndata or array.flags.writeable for array in arrays)
+    first, second = list(ArrowReader(folder, ["a"], rows=False, frame_size=2))[:2]
+    step = second["a"].__array_interface__["data"][0] - first["a"].__array_interface__["data"][0]
+    assert step == 2 * first["a"].itemsize, "both lie in the memory of their row group"
+
+
+def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_path: Path) -> None:
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", table(0, 0).schema) as writer:
+        for start, end in ((0, 0), (0, 3), (3, 3), (3, 3), (3, 5), (5, 5)):
+            writer.write_table(table(start, end))
+    groups = pyarrow.parquet.ParquetFile(tmp_path / "a.parquet").metadata
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)].count(0) >= 2
+    assert values(ArrowReader(tmp_path / "a.parquet")) == list(range(5))
+    frames = list(ArrowReader(tmp_path / "a.parquet", ["a"], rows=False))
+    assert [frame["a"].tolist() for frame in frames] == [[0, 1, 2], [3, 4]]
+    check_exact(lambda: ArrowReader(tmp_path / "a.parquet"))
+    check_exact(lambda: ArrowReader(tmp_path / "a.parquet", ["a"], rows=False, frame_size=2).map(str))
+
+
+def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
+    """Nothing could be read of the others: they hold noise."""
+    path = folder / "1.parquet"
+    chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
+    assert chunk.path_in_schema == "b"
+    begin = chunk.dictionary_page_offset
+    content = bytearray(path.read_bytes())
+    content[begin : begin + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(content)
+    assert list(ArrowReader(folder, ["c", "a"]))[12] == {"c": 6.0, "a": 12}
+    with pytest.raises((OSError, ValueError), match=r"cannot read row group 0 of .*1.parquet"):
+        list(ArrowReader(folder, ["b"]))
+
+
+def test_row_groups_of_all_files_come_in_an_order_of_the_seed(folder: Path) -> None:
+    orders = [values(ArrowParts(folder).shuffle().set_seed(seed).read_arrow()) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == list(range(30)) != orders[0]
+    starts = {number: number - number % 10 % 4 for number in range(30)}
+    assert all(orders[0][orders[0].index(starts[number]) + number - starts[number]] == number for number in range(30))
+
+
+def test_lists_of_parts_are_read_at_once_and_gone_on_with(folder: Path) -> None:
+    parts = ArrowParts(folder)
+    frames = list(parts.to_iter_datapipe().batch(2).read_arrow(["a"], rows=False))
+    assert [frame["a"].tolist() for frame in frames] == [
+        [*range(8)],
+        [8, 9, *range(10, 14)],
+        [14, 15, 16, 17, 18, 19],
+        [*range(20, 28)],
+        [28, 29],
+    ]
+    assert list(IterableWrapper([[]]).read_arrow(parts=parts)) == []
+    check_exact(lambda: parts.shuffle().set_seed(3).batch(2).read_arrow())
+    check_exact(lambda: parts.to_iter_datapipe().batch(3).read_arrow(["a"], rows=False, frame_size=5).map(str))
+
+
+def test_a_part_that_the_table_has_not_is_an_error(folder: Path) -> None:
+    for item in (9, -1, [0, 9]):
+        with pytest.raises(IndexError, match=r"ArrowReader reads parts 0 to 8, but was asked for (9|-1)"):
+            list(IterableWrapper([item]).read_arrow(parts=ArrowParts(folder)))
+
+
+def test_a_loader_does_not_copy_a_table_in_memory() -> None:
+    source = pyarrow.table({"a": np.arange(1_000_000)})
+    before = pyarrow.total_allocated_bytes()
+    with DataLoader2(ArrowParts(source).shuffle().read_arrow(rows=False)) as run:
+        [frame] = run
+        assert len(frame["a"]) == 1_000_000
+        assert pyarrow.total_allocated_bytes() - before < source.nbytes
+
+
+def test_a_record_batch_is_a_table_of_one_part() -> None:
+    [batch] = table(0, 4).to_batches()
+    assert values(ArrowReader(batch)) == [0, 1, 2, 3]
 
 
 def test_a_null_among_integers_is_an_error_that_names_the_part_and_the_remedy() -> None:

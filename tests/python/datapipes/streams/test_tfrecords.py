@@ -24,6 +24,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
 
 KINDS = {"bytes": "bytes_list", "float": "float_list", "int": "int64_list"}

@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from chaos.drive import run_seed
@@ -28,7 +28,7 @@ def main():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     methods = options.start_methods.split(",")
     started, seed, last = time.monotonic(), options.seed, options.seed + options.runs
-    failed, latencies, struck = [], defaultdict(list), 0
+    failed, latencies, struck, hung = [], defaultdict(list), 0, Counter()
     with ThreadPoolExecutor(options.jobs) as pool:
         running = {}
         while True:
@@ -40,6 +40,8 @@ def main():
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 which, outcome = running.pop(future), future.result()
                 struck += outcome.struck is not None or outcome.plan.victim == "self"
+                if outcome.plan.hang:
+                    hung[outcome.plan.hang] += 1
                 if outcome.latency is not None:
                     latencies[outcome.plan.victim, outcome.plan.blow].append(outcome.latency)
                 if outcome.wrong:
@@ -49,6 +51,8 @@ def main():
         times.sort()
         at = [times[int(len(times) * share)] for share in (0.5, 0.95)]
         print(f"{victim:8} {blow:8} {len(times):5} times, noticed after {at[0]:.3f} s, 95 % within {at[1]:.3f} s")
+    if hung:
+        print(f"hung and replaced: {', '.join(f'{count} by {way}' for way, count in sorted(hung.items()))}")
     seconds = time.monotonic() - started
     print(f"{seed - options.seed} runs in {seconds:.0f} s, {struck} of them struck; {len(failed)} failed: {failed}")
     return 1 if failed else 0

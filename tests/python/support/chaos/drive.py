@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from chaos.plans import make_plan, number_of
+from chaos.plans import TRIES, make_plan, number_of
 from leftovers import all_children, cmdline, is_gone
 from watchdog import end_session, environment, show_stacks, survivors_of
 
@@ -24,6 +24,8 @@ from watchdog import end_session, environment, show_stacks, survivors_of
 NOTICED = 3.0
 #: Seconds for all that a program does; longer is a hang.
 LIMIT = 60.0
+#: The same for one whose processes hang: more of them are started, and each is waited for.
+LIMIT_OF_HANGS = 240.0
 #: Epochs that the program reads to their end.
 EPOCHS = 4
 
@@ -96,10 +98,11 @@ def run_seed(seed, methods):
         try:
             strike(plan, process, terminal, listener, outcome)
             process.stdin.close()
+            limit = LIMIT_OF_HANGS if plan.hang else LIMIT
             try:
-                process.wait(LIMIT)
+                process.wait(limit)
             except subprocess.TimeoutExpired:
-                outcome.wrong.append(f"it hung: not done after {LIMIT:.0f} s")
+                outcome.wrong.append(f"it hung: not done after {limit:.0f} s")
                 show_stacks(process.pid, output)
             else:
                 left = survivors_of(process.pid)
@@ -186,7 +189,9 @@ def judge(outcome, code, listener):
         return
     wrong += report["wrong"]
     errors = report["errors"]
-    if plan.victim == "self":
+    if plan.hang:
+        judge_hang(outcome, report)
+    elif plan.victim == "self":
         judge_death(outcome, report, listener, "process")
     elif outcome.struck is None:
         # A time-out that is short, for a process that was to be stopped, may be too short for a busy machine's start.
@@ -262,6 +267,20 @@ def judge_interrupt(outcome, report, listener):
     for error in report["errors"]:
         if "shut down" not in error["text"]:
             outcome.wrong.append(f"after the interrupt came {error['type']}: {error['text']:.300}")
+
+
+def judge_hang(outcome, report):
+    """Processes that hang are replaced, and nothing is lost; at the third one at an item that is an error."""
+    plan, errors = outcome.plan, report["errors"]
+    if plan.times == TRIES:
+        if not errors:
+            outcome.wrong.append(f"{TRIES} processes hung at an item, and that was no error")
+        elif not errors[0]["died"] or "made nothing for" not in errors[0]["text"]:
+            outcome.wrong.append(f"the hang came as {errors[0]['type']}: {errors[0]['text']:.300}")
+    elif errors:
+        outcome.wrong.append(f"a process that hung was an error: {errors[0]['type']}: {errors[0]['text']:.300}")
+    elif report["complete"] < EPOCHS:
+        outcome.wrong.append(f"{report['complete']} epochs were complete")
 
 
 def judge_stop(outcome, report, listener):

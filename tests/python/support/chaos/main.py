@@ -11,12 +11,15 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
+import warnings
 
 import numpy as np
 
 from chaos.plans import make_plan
+from hanging import Hanging
 from leftovers import children, shared_mappings
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.error import WorkerExitedError
@@ -34,14 +37,18 @@ def say(**what):
 
 
 class Work:
-    """The work for an item: sleeps, fills an array, and dies if the plan says so."""
+    """The work for an item: sleeps, fills an array, and dies or hangs if the plan says so."""
 
-    def __init__(self, plan):
+    def __init__(self, plan, folder):
         self.plan = plan
+        self.hang = Hanging(plan.hang, folder, plan.times)
 
     def __call__(self, number):
         plan = self.plan
-        if plan.victim == "self" and number == plan.at:
+        if plan.victim == "self" and plan.hang:
+            if number == plan.at:
+                self.hang()
+        elif plan.victim == "self" and number == plan.at:
             if plan.blow == "exit":
                 os._exit(7)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,8 +64,8 @@ def ignore_interrupts():
 class Program:
     """Main, from its loader to its end."""
 
-    def __init__(self, plan):
-        self.plan = plan
+    def __init__(self, plan, folder):
+        self.plan, self.folder = plan, folder
         self.loader = None
         self.asked = None
         self.interrupts = []
@@ -109,25 +116,14 @@ class Program:
 
     def work_through(self):
         plan = self.plan
-        pipe = IterableWrapper(range(plan.items))
-        if plan.dispatch:
-            pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-        else:
-            pipe = pipe.sharding_filter()
-        service = MultiProcessingReadingService(
-            plan.workers,
-            plan.method,
-            worker_prefetch_cnt=plan.window,
-            main_prefetch_cnt=plan.window,
-            in_order=plan.in_order,
-            timeout=plan.timeout,
-        )
-        self.loader = DataLoader2(pipe.map(Work(plan)), reading_service=service)
+        self.loader = self.make()
         self.phase("start")
         iterator = self.begin()
         say(children=children())
         self.phase("iterate")
         self.take(iterator)
+        if plan.resumes:
+            self.resume()
         self.phase("leave")
         self.take(self.begin(), plan.items // 3)
         self.phase("turn")
@@ -148,6 +144,37 @@ class Program:
         self.take(self.begin())
         self.phase("shutdown")
         self.loader.shutdown()
+
+    def resume(self):
+        """Leaves an epoch in its midst, and goes on in another loader. That is none of the epochs that are counted."""
+        got, complete = self.take(self.begin(), self.plan.items // 3), self.complete
+        state = self.loader.state_dict()
+        self.loader.shutdown()
+        self.loader = self.make()
+        self.loader.load_state_dict(state)
+        self.take(self.begin(), None, got)
+        self.complete = complete
+
+    def make(self):
+        """The loader."""
+        plan, work = self.plan, Work(self.plan, self.folder)
+        pipe = IterableWrapper(range(plan.items))
+        if plan.before:
+            pipe = pipe.map(work)
+        if plan.dispatch:
+            pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        else:
+            pipe = pipe.sharding_filter()
+        service = MultiProcessingReadingService(
+            plan.workers,
+            plan.method,
+            worker_prefetch_cnt=plan.window,
+            main_prefetch_cnt=plan.window,
+            in_order=plan.in_order,
+            timeout=plan.timeout,
+            on_timeout="restart" if plan.hang else "error",
+        )
+        return DataLoader2(pipe if plan.before else pipe.map(work), reading_service=service)
 
     def afterwards(self):
         """After an error or an interrupt the loader either works or says why it does not; then it is shut down."""
@@ -251,4 +278,8 @@ class Program:
 
 
 if __name__ == "__main__":
-    Program(make_plan(int(sys.argv[1]), sys.argv[2].split(","))).run()
+    made = make_plan(int(sys.argv[1]), sys.argv[2].split(","))
+    if made.hang:  # all other warnings are errors
+        warnings.filterwarnings("ignore", ".*was killed for it", RuntimeWarning)
+    with tempfile.TemporaryDirectory(prefix="chaos") as where:
+        Program(made, where).run()

@@ -20,6 +20,10 @@ PHASES = {
     "last": 0.1,
     "shutdown": 0.01,
 }
+#: Ways in which a process hangs at an item, other than by a signal.
+HANGS = ("sleep", "lock", "loop", "fifo")
+#: Processes that hang at one item, one after the other, until that is an error.
+TRIES = 3
 #: Starting takes longer where children import everything anew.
 SLOW_START = 1.0
 
@@ -57,6 +61,15 @@ class Plan:
     timeout: float | None
     #: Whether main catches what comes and iterates once more.
     again: bool
+    #: How a process hangs, for which another one takes its place: "SIGSTOP" from outside, or one of `HANGS` at the item
+    #: `at`; "" for not at all.
+    hang: str = ""
+    #: How many processes do that at that item.
+    times: int = 0
+    #: Whether the function is called before the items are dispatched, and so in the dispatching process.
+    before: bool = False
+    #: Whether an epoch is left in its midst, and another loader goes on from its state.
+    resumes: bool = False
 
     def describe(self):
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
@@ -89,7 +102,7 @@ def make_plan(seed, methods=METHODS):
         if victim == "child" and rng.random() < 0.5:
             stopped, timeout = 0.0, 1.0 if method == "fork" else 5.0
     items = rng.choice([5, 50, 200, 1000])
-    return Plan(
+    plan = Plan(
         seed=seed,
         method=method,
         workers=workers,
@@ -110,6 +123,22 @@ def make_plan(seed, methods=METHODS):
         timeout=timeout,
         again=rng.random() < 0.5,
     )
+    if rng.random() < 0.3:
+        hang(plan, rng)
+    return plan
+
+
+def hang(plan, rng):
+    """Has processes hang in place of the blow, and others take their places."""
+    plan.hang = rng.choice(["SIGSTOP", *HANGS])
+    plan.resumes, plan.before = rng.random() < 0.5, plan.dispatch and rng.random() < 0.5
+    plan.timeout, plan.stopped = 0.4 if plan.method == "fork" else 1.0, 0.0
+    if plan.hang == "SIGSTOP":
+        plan.victim, plan.blow = "child", "SIGSTOP"
+    else:
+        plan.victim, plan.blow, plan.times = "self", "hang", rng.choice([1, 1, 1, 2, TRIES])
+    if plan.phase == "shutdown":
+        plan.phase = "iterate"
 
 
 def number_of(blow):

@@ -12,12 +12,14 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import pytest
 from hypothesis import strategies as st
 
 from pipes_table.row import BadArgument, Row
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
 
 NO_LENGTH = "valid length|has no len"

@@ -70,6 +70,12 @@ def counted(size: int) -> Any:
     yield from range(size)
 
 
+def _shuffled_parts(size: int) -> Pipe:
+    """Parts of a table one by one, or lists of them."""
+    parts = ArrowParts(_table(size)).shuffle()
+    return parts.batch(2) if size % 2 else parts
+
+
 SOURCES: dict[str, Callable[[Dice, int], Pipe]] = {
     "range": lambda dice, size: IterableWrapper(range(size)),
     "list": lambda dice, size: IterableWrapper([dice.randrange(21) for _ in range(size)]),
@@ -81,7 +87,7 @@ SOURCES: dict[str, Callable[[Dice, int], Pipe]] = {
     "lines": lambda dice, size: FileOpener([_file_of(size)]).readlines(return_path=False),
     "csv": lambda dice, size: FileOpener([_file_of(size)], mode="b").parse_csv(),
     "arrow": lambda dice, size: ArrowReader(_table(size)).map(users.first_value),
-    "arrow_shuffled": lambda dice, size: ArrowParts(_table(size)).shuffle().read_arrow().map(users.first_value),
+    "arrow_shuffled": lambda dice, size: _shuffled_parts(size).read_arrow().map(users.first_value),
     "unstated": lambda dice, size: users.UnstatedSource(size),
     "by_hand": lambda dice, size: users.SourceByHand(size),
 }

@@ -240,7 +240,8 @@ def _setup(rng, method, small=False):
 
 def _candidate(rng, method, small):
     workers = rng.choice([1, 2, 2, 2, 3, 3, 4])
-    draft = _Draft(rng, workers, small)
+    in_order = rng.random() < 0.75
+    draft = _Draft(rng, workers, small, in_order)
     if rng.random() < 0.65:
         graph = draft.dispatched()
     else:
@@ -249,7 +250,7 @@ def _candidate(rng, method, small):
     options = {
         "worker_prefetch_cnt": rng.choice([0, 1, 2, 3, 10, 10, 20]),
         "main_prefetch_cnt": rng.choice([0, 1, 2, 3, 10, 10, 20]),
-        "in_order": rng.random() < 0.75,
+        "in_order": in_order,
         "memory_budget": rng.choice([None, None, 1 << 16, 1 << 20, 16 << 20]),
         "timeout": rng.choice([None, None, 30.0]),
     }
@@ -265,8 +266,8 @@ class _Draft:
     same holds in main for what arrives in any order, but there only elementwise pipes come after a batch.
     """
 
-    def __init__(self, rng, workers, small):
-        self.rng, self.workers, self.small = rng, workers, small
+    def __init__(self, rng, workers, small, in_order):
+        self.rng, self.workers, self.small, self.in_order = rng, workers, small, in_order
         self.shuffled = False
         self.fails = []
         self.sources = 0
@@ -288,6 +289,7 @@ class _Draft:
         elif rng.random() < 0.1 and not branch.shape:
             self.fork(branch, "dispatching")  # one of the two is marked; both are dispatched
         branch.put(graphs.Dispatched)
+        self.shuffled |= not self.in_order  # which worker gets an item is a matter of speed
         if rng.random() < 0.3:
             self.hurried = True
             branch.put(graphs.Working, function=Work(self.salt(), 0, 10, rng.uniform(0.05, 0.15)))

@@ -35,8 +35,12 @@ class Slow:
     #: Whether some items are always late, so that workers that need not keep the order do not.
     uneven = False
     _chance: random.Random | None = None
+    #: The number of a sample, and what is called before it is read.
+    hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
+        if self.hanging is not None and number == self.hanging[0]:
+            self.hanging[1]()
         if self.uneven and number % 3 == 0:
             time.sleep(0.02)
         if not self.slow:
@@ -156,6 +160,9 @@ class OwnNoiseKept(OwnNoise):
 class Iterable(Slow, IterableDataset[Any]):
     """The base of all iterable data sets: a worker's part is uneven, so that workers end at different times."""
 
+    #: Numbers at which it raises, in each worker's part.
+    broken: frozenset[int] = frozenset()
+
     def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
 
@@ -173,6 +180,8 @@ class Iterable(Slow, IterableDataset[Any]):
     def item(self, *values: float) -> Any:
         """An item, with what is drawn for it if this data set draws."""
         self.pause(values[0])
+        if values[0] % 100 in self.broken:
+            raise (Broken if values[0] % 2 else LookupError)(values[0])
         drawing = (drawn(self.draws),) if self.draws else ()
         return torch.tensor([*values, *drawing], dtype=torch.float64)
 
@@ -346,6 +355,30 @@ class IteratorAlone(Iterable):
         return Walk(self)
 
 
+class _Steps:
+    """An iterator that does not tell its place."""
+
+    def __init__(self, stream: Iterable) -> None:
+        self.stream, self.place = stream, 0
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> Any:
+        numbers = self.stream.share()
+        if self.place == len(numbers):
+            raise StopIteration
+        self.place += 1
+        return self.stream.item(numbers[self.place - 1])
+
+
+class PlainSteps(Iterable):
+    """A stream without a state, and without a generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Steps(self)
+
+
 class IteratorAndEpochs(Iterable):
     """A stream whose iterator knows its place, and which itself counts the epochs."""
 
@@ -375,4 +408,6 @@ STREAMS: list[Callable[[int, str], Any]] = [
     IteratorAlone,
     IteratorAndEpochs,
 ]
-BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS]}
+#: Streams that go on behind an item at which they have raised.
+LASTING_STREAMS: list[Callable[[int, str], Any]] = [PlainSteps, ItsOwnIterator, IteratorAlone, IteratorAndEpochs]
+BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS, PlainSteps]}

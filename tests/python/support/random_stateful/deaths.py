@@ -12,10 +12,13 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from hanging import WAYS, Hanging
 
 #: Deaths of a worker at most: the third one in a row at the same batch is an error.
 MOST = 2
@@ -40,14 +43,18 @@ class Deaths:
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
+        #: How the worker hangs that reads the sample of some number, in how many processes; None: none does.
+        self.way = self._dice.choice([None, None, *WAYS])
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
         self._stopped = False
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
         """Called before each batch."""
         iterator = loader._iterator
-        if loader.num_workers == 0 or self._stopped:
-            return
+        if loader.num_workers == 0 or self._stopped or self.way is not None:
+            return  # the third end of a worker at one batch is an error
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
@@ -67,6 +74,19 @@ class Deaths:
             if not process.ended and not self._stopped:
                 os.kill(process.pid, self._dice.choice(BLOWS))
                 self.count += 1
+
+    def hanging(self) -> tuple[int, Hanging] | None:
+        """The number of the sample at which a worker hangs, and what it does there."""
+        if self.way is None:
+            return None
+        self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
+        return self.at, Hanging(self.way, self._folder.name, self.times)
+
+    def close(self) -> None:
+        """Counts the workers that have hung."""
+        if self._folder is not None:
+            self.count += len(list(Path(self._folder.name).glob("hung*")))
+            self._folder.cleanup()
 
     def stop(self) -> None:
         """No more of them come."""

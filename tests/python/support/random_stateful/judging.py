@@ -72,12 +72,21 @@ class Judge:
             self.phase(program, "relay", source=first, target=second)
             first = second
         next_epoch = program.stop_epoch + over
-        resumed = self.phase(program, "resume", source=first, first=next_epoch)
+        try:
+            resumed = self.phase(program, "resume", source=first, first=next_epoch)
+        except Wrong as wrong:
+            if program.later_batch is None or "or save a state between two epochs" not in str(wrong):
+                raise
+            verdict.unknowable = "the place is a number of batches, which is refused by name"
+            return
         rest = resumed["epochs"]
         expected = whole[next_epoch:]
         if not over:
             given = before[program.stop_epoch][:taken] if taken else []
             expected = [without(expected[0], given, program.in_order), *expected[1:]]
+        if program.later_batch is not None:
+            expected = in_batches(expected, program.later_batch)
+        check_full(program, whole)
         if different := difference(rest, expected, program.in_order):
             raise Wrong(f"behind the state: {different}")
         check_skipped(program, resumed["skipped"], skipped[next_epoch:])
@@ -85,6 +94,26 @@ class Judge:
             theirs = self.phase(program, "torch")["epochs"]
             found = difference(whole, theirs, program.in_order)
             verdict.unlike = found and f"torch's own loader gives others: {found}"
+
+
+def in_batches(epochs: list[Any], size: int) -> list[Any]:
+    """The samples of epochs, in batches of one size."""
+    flat = [[sample for batch in epoch for sample in batch] for epoch in epochs]
+    return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in flat]
+
+
+def check_full(program: Program, epochs: list[Any]) -> None:
+    """Whether all batches but the last are full, where they are filled up.
+
+    Raises:
+        Wrong: they are not.
+    """
+    if not program.fills or not program.indexed:
+        return
+    for epoch in epochs:
+        sizes = [len(batch) for batch in epoch]
+        if any(size != program.batch_size for size in sizes[:-1]):
+            raise Wrong(f"batches of {sizes} samples, which were to be filled up")
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:

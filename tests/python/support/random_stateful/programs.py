@@ -10,6 +10,10 @@ from random_stateful import datasets, orders
 
 #: From this seed on programs have data sets with indices, some of which are broken and skipped.
 SKIPPING = 1_000_000
+#: From this one on data sets are iterable, and some of their items are broken and skipped.
+SKIPPING_STREAMS = 2_000_000
+#: From this one on the run that goes on has batches of another size.
+RESIZING = 3_000_000
 #: Epochs that are compared behind the epoch in which a program is stopped.
 BEHIND = 3
 
@@ -43,6 +47,10 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     #: Indices at which the data set raises, which are skipped.
     broken: tuple[int, ...] = ()
+    #: Whether batches are filled up from which samples are skipped.
+    fills: bool = False
+    #: Samples of a batch in the run that goes on, if it is another number.
+    later_batch: int | None = None
     #: "same": each run seeds all global generators alike; "another": the run that goes on takes another seed;
     #: "none": no run seeds any.
     seeds: str = "same"
@@ -145,10 +153,11 @@ class Program:
         if self.indexed:
             parts.append(f"sampler: {self.sampler}")
         if self.broken:
-            parts.append(f"skips {list(self.broken)}")
+            parts.append(f"skips {list(self.broken)}" + ", fills up" * self.fills)
         if self.generator:
             parts.append("generator given")
-        parts.append(f"batch_size={self.batch_size}")
+        later = "" if self.later_batch is None else f" then {self.later_batch}"
+        parts.append(f"batch_size={self.batch_size}{later}")
         parts.append(f"workers={self.workers}" + (f" then {self.later_workers}" * (self.later_workers != self.workers)))
         parts += [f"{name}={value}" for name, value in self.options.items()]
         parts.append(f"seeds: {self.seeds}" + ", anew in each epoch" * self.seeds_epochs)
@@ -167,7 +176,9 @@ def program_of(seed: int) -> Program:
     """The program of a seed."""
     chance = random.Random(seed)
     indexed = chance.random() < 0.6 or seed >= SKIPPING
-    if indexed:
+    if SKIPPING_STREAMS <= seed < RESIZING:
+        indexed, dataset, sampler = False, chance.choice(datasets.LASTING_STREAMS), "in order"
+    elif indexed:
         dataset = chance.choices(datasets.MAPS, [6, 2, 3, 2, 1, 0.3, 1])[0]
         sampler = chance.choice(list(orders.SAMPLERS))
     else:
@@ -193,7 +204,9 @@ def program_of(seed: int) -> Program:
     choose_habits(program, chance)
     choose_moment(program, chance)
     choose_way(program, chance)
-    if seed >= SKIPPING:
+    if seed >= RESIZING:
+        choose_size(program, chance)
+    elif seed >= SKIPPING:
         choose_broken(program, chance)
     return program
 
@@ -245,6 +258,21 @@ def choose_broken(program: Program, chance: random.Random) -> None:
         first = chance.randrange(program.length + 1)
         broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
     program.broken = tuple(sorted(broken))
+    if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.5:
+        program.fills, program.later_workers = True, program.workers  # their number decides what fills a batch up
+
+
+def choose_size(program: Program, chance: random.Random) -> None:
+    """Batches of another size in the run that goes on: of programs that do not count batches otherwise."""
+    program.dataset = chance.choice(["Indexed", "AtOnce"])
+    if "atch" in program.sampler:
+        program.sampler = "shuffle"
+    program.length = max(program.length, 1)
+    program.batch_size, program.later_batch = chance.choice([1, 2, 3, 5]), chance.choice([1, 2, 3, 4, 7])
+    program.draws_in_step, program.beside_torch = 0, False
+    for name in ("drop_last", "in_order"):
+        program.options.pop(name, None)
+    program.breaks = {epoch: count for epoch, count in program.breaks.items() if epoch < program.stop_epoch}
 
 
 def choose_way(program: Program, chance: random.Random) -> None:

@@ -148,13 +148,17 @@ class Run:
         chosen = orders.SAMPLERS[program.sampler](program.length, program.batch_size or 1)
         if "batch_sampler" not in chosen:
             options["batch_size"] = program.batch_size
+            if self.resumed and program.later_batch is not None:
+                options["batch_size"] = program.later_batch
         if program.generator:
             options.setdefault("generator", orders.seeded(21))
         dataset = datasets.BY_NAME[program.dataset](program.length, program.draws)
         dataset.slow, dataset.uneven = program.slow, not program.in_order
+        if self.deaths is not None and workers:
+            dataset.hanging = self.deaths.hanging()
         if program.broken:
             dataset.broken = frozenset(program.broken)
-            options["on_error"] = "skip"
+            options |= {"on_error": "skip", "error_fill": program.fills}
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
@@ -163,6 +167,8 @@ class Run:
             self.train()
         finally:
             gc.collect()
+        if self.deaths is not None:
+            self.deaths.close()
         self.known["deaths"] = 0 if self.deaths is None else self.deaths.count
         return {"epochs": self.epochs, "known": self.known, "skipped": self.skipped}
 

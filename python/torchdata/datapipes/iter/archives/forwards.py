@@ -21,19 +21,20 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """The bytes of a stream by offset, from where it stands.
+    """The bytes of a stream by offset, from where it stands on.
 
     Args:
         next_piece: the stream's bytes.
         rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot, and only what was read
             last can be read once more.
+        start: the offset at which the stream stands.
     """
 
-    def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None) -> None:
+    def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind
-        self._position = 0
+        self._position = start
         self._piece = b""
-        self._piece_start = 0
+        self._piece_start = start
 
     def seekable(self) -> bool:
         """Whether any offset can be read, at whatever cost."""

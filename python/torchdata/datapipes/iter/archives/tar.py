@@ -39,7 +39,7 @@ from torchdata.datapipes.iter.archives.archive import (
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.forwards import Forwards, Pieces
-from torchdata.datapipes.utils._streams import StreamWrapper
+from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
@@ -63,6 +63,10 @@ MOST_GLOBAL_RECORDS = 1000
 
 #: The last offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
+
+#: Bytes before a header at which a stream stands that is gone on with there: `tarfile` reads the last one of the member
+#: before it, to see whether the archive reaches so far.
+BEFORE = 1
 
 #: Characters of an error of `tarfile` that are repeated: some hold the header.
 _LONGEST_EXCERPT = 200
@@ -105,20 +109,24 @@ class _HeaderBytes:
         #: Bytes that were looked at and not read yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
-        self._followers = 0
+        self._headers = 0
         #: Whether reading itself went wrong, rather than what was read.
         self.failed = False
 
-    def follow(self) -> None:
-        """Takes in that one more header of the member begins: `tarfile` recurses for each."""
-        self._followers += 1
-        if self._followers > MOST_HEADERS:
+    def count(self) -> None:
+        """Takes in one more header of the member: `tarfile` recurses for each."""
+        self._headers += 1
+        if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
+
+    def check(self, size: int) -> None:
+        """Refuses to read so many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
+        if not len(self._ahead) <= size <= self._left:
+            raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
     def look(self, size: int) -> bytes:
         """The next bytes, which are still to be read."""
-        if not len(self._ahead) <= size <= self._left:
-            raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
+        self.check(size)
         try:
             self._ahead += self._stream.read(size - len(self._ahead))
         except Exception:
@@ -149,7 +157,6 @@ class _Header(tarfile.TarInfo):
     def fromtarfile(cls, tarfile_: Any) -> Any:
         stream = tarfile_.fileobj
         if isinstance(stream, _HeaderBytes):
-            stream.follow()
             return super().fromtarfile(tarfile_)
         headers, place = _HeaderBytes(stream), tarfile_.offset
         tarfile_.fileobj = headers
@@ -170,6 +177,16 @@ class _Header(tarfile.TarInfo):
         finally:
             tarfile_.fileobj = stream
 
+    def _proc_member(self, tarfile_: Any) -> Any:
+        """Counts each header, by whichever of its methods `tarfile` has made it: that differs from Python to Python."""
+        if isinstance(tarfile_.fileobj, _HeaderBytes):
+            tarfile_.fileobj.count()
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+    def _proc_gnulong(self, tarfile_: Any) -> Any:
+        tarfile_.fileobj.check(self._block(self.size))  # type: ignore[attr-defined]
+        return super()._proc_gnulong(tarfile_)  # type: ignore[misc]
+
     def _proc_pax(self, tarfile_: Any) -> Any:
         """Checks an extended header before `tarfile` reads it, whose time is quadratic in some (CVE-2024-6232)."""
         body = tarfile_.fileobj.look(self._block(self.size))  # type: ignore[attr-defined]
@@ -184,6 +201,8 @@ class OpenTar(tarfile.TarFile):
 
     #: A stream that is closed with the archive.
     owned: Any = None
+    #: Whether the archive is not compressed, so that its offsets are those of its stream.
+    plain = False
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
@@ -205,12 +224,30 @@ class OpenTar(tarfile.TarFile):
             self.owned.close()
 
 
-def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -> OpenTar:
+def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
     """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
 
     A compressed one raises Refused as soon as it becomes more than `max_ratio` times as large as what was read of it.
+
+    Args:
+        file_obj: the stream.
+        mode: as of `tarfile.open`.
+        max_ratio: how many times larger it may become.
+        header: for an archive that is known not to be compressed, whose stream stands `BEFORE` a header: the offset
+            of that. Nothing is read of what lies before it. 0: the stream stands at the start.
     """
+    tar: Any
+    source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
+    if header is not None:
+        # `tarfile` reads a header when it opens an archive: so it opens one without members, of which the stream is
+        # then exchanged.
+        tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
+        if header and not ahead:
+            file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
+        source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
+        tar.fileobj, tar.plain = source, True
+        return tar  # type: ignore[no-any-return]
     counted, source = None, file_obj
     if compression:
         counted = source = Counted(file_obj)
@@ -223,8 +260,9 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -
             counted, source = None, file_obj
     if compression or ahead:
         source = _forwards(source, compression, ahead, max_ratio)
-    tar: OpenTar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
-    return tar
+    tar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
+    tar.plain = not compression
+    return tar  # type: ignore[no-any-return]
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
@@ -263,14 +301,19 @@ class _TarArchive(Archive):
         start: int | None = None,
         mode: str = "r:*",
         max_ratio: float | None = None,
+        header: int | None = None,
     ) -> None:
         super().__init__(path, source, start)
         self.mode = mode
         self.max_ratio = max_ratio
+        self._header = header
+        #: The place in the stream of the archive's offset 0; None if its offsets are none of the stream's.
+        self._base: int | None = None
         self._tar: tarfile.TarFile | None = None
 
     def _settings(self) -> tuple[Any, ...]:
-        return self.mode, self.max_ratio
+        plain = self._base is not None or self._header is not None
+        return self.mode, self.max_ratio, 0 if plain else None
 
     @property
     def tar(self) -> tarfile.TarFile:
@@ -278,7 +321,10 @@ class _TarArchive(Archive):
         if self._tar is None:
             file_obj = bare(self.source)
             if not isinstance(file_obj, tarfile.TarFile):
-                file_obj = open_tar(file_obj, self.mode, self.max_ratio)
+                tar = open_tar(file_obj, self.mode, self.max_ratio, self._header)
+                if tar.plain:
+                    self._base = 0 if tar.fileobj is file_obj else self.start
+                file_obj = tar
             self._tar = file_obj
         return self._tar
 
@@ -286,6 +332,12 @@ class _TarArchive(Archive):
     def is_plain(self) -> bool:
         """Whether the archive's bytes are those of its stream."""
         return self.tar.fileobj is bare(self.source)
+
+    @property
+    def place(self) -> int | None:
+        """The place in the stream of the header behind the last member; None if there is no such place."""
+        offset = self.tar.offset
+        return offset + self._base if offset and self._base is not None else None
 
     @property
     def seeks_cheaply(self) -> bool:
@@ -451,6 +503,9 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
     memory when the archive goes on before it is read.
 
+    A saved state goes on at the next member. If the archive is not compressed, and its stream can begin anywhere (a
+    file, an object in a store, a URL whose server knows ranges), nothing before that member is read again.
+
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
@@ -484,17 +539,29 @@ class TarArchiveLoader(ArchiveLoader):
         super().__init__(datapipe, length, max_ratio=max_ratio)
         self.mode = mode
 
-    def _place_of(self, archive: _TarArchive) -> tuple[int, dict[str, str]]:
+    def _place_of(self, archive: _TarArchive) -> tuple[Any, ...]:
         return archive.tar.offset, dict(archive.tar.pax_headers)
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        stand_in, place = super()._bookmark(path, stream)
+        archive = self._archive
+        if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
+            # The stream begins there when it is opened: a store is not asked for what lies before.
+            return detached(stream, archive.place - BEFORE), (*place, archive.start)
+        return stand_in, place
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         refuse_text(self, path, stream)
+        offset, headers, *start = place or (None, None)
         try:
-            archive = _TarArchive(path, stream, mode=self.mode, max_ratio=self.max_ratio)
+            if start:
+                archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
+            else:  # from its beginning, also for a place behind that: only so is it decompressed
+                archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
                 tar.firstmember = None
-                tar.offset, tar.pax_headers = place
+                tar.offset, tar.pax_headers = offset, headers
             self._archive = archive  # now that it is open and in its place
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import State, state
+from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.iteration import start_pass
 from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -193,10 +194,11 @@ class DealMain(Main):
         self._buffers[destination].append(item)
         self._buffered += 1
         if self._buffered > self.buffer_size >= 0:
-            raise BufferError(
+            error = BufferError(
                 f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: the children have "
                 f"{list(map(len, self._buffers))} items waiting; enlarge buffer_size, or read the children together"
             )
+            raise no_fault_of_an_item(error)
 
 
 class Child(IterDataPipe[Any]):
@@ -223,6 +225,10 @@ class Child(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.main_datapipe.open(self)
         return self.main_datapipe.read(self.instance_id)
+
+    def _drop_broken(self) -> None:
+        """Goes on behind an item that has raised, although its iterator has ended."""
+        self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:
         return self.main_datapipe.length(self.instance_id)

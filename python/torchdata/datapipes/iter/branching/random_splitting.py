@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights
 from torchdata.datapipes._pipe.declared import random_state, state
+from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.iteration import start_pass
 from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.record import token_of
@@ -90,10 +91,11 @@ class _SplitMain(IterDataPipe[Any]):
         """The number of the child that gets the next item."""
         weights = self._weights
         if self._remaining == 0:
-            raise ValueError(
+            error = ValueError(
                 f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
                 "group they belong to; pass the number of items of the source as total_length"
             )
+            raise no_fault_of_an_item(error)
         # The draw of `random.choices` for weights, without its checks at every item.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)

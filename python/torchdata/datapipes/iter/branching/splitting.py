@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -64,7 +65,7 @@ class _ForkMain(Main):
                     for queue in others:
                         queue.append(item)
                         if len(queue) > limit >= 0:
-                            raise self._overflow(instance)
+                            raise no_fault_of_an_item(self._overflow(instance))
                     yield item if deliver is None else deliver(item)
                     if own:  # a sibling was read meanwhile and went ahead
                         break

@@ -1,10 +1,9 @@
 """Claims on files that are about to be written, which exclude each other between threads, processes and machines.
 
-Role: a `Claim` says that this process is going to make one file. It is two byte-range locks on the file
-`.torchdata.lock` in the file's folder: *owned*, held until the claim is released, and *working*, let go while the
-owner does nothing for the file. The kernel drops both when the process dies, however it dies. Runs in any thread of
-any process; the table of claims and of open lock files is this process's own, and a forked child begins with an empty
-one. The lock file is removed with the last lock on it.
+Role: a `Claim` says that this process is going to make one file. It is a lock on one byte of the file
+`.torchdata.lock` in the file's folder. The kernel drops it when the process dies, however it dies. Runs in any thread
+of any process; the table of claims and of open lock files is this process's own, and a forked child begins with an
+empty one. The lock file is removed with the last lock on it.
 
 The locks are Linux's open file description locks, which other readers of the lock file in the same process cannot
 drop by accident; elsewhere POSIX's record locks. If there are neither, claims only exclude threads.
@@ -21,20 +20,17 @@ import struct
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Linux
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_FILE", "Claim", "claim", "holder_of", "standing_of", "take_over"]
+__all__ = ["LOCK_FILE", "Claim", "claim", "holder_of", "owner_of"]
 
 #: Name of the lock file of a folder.
 LOCK_FILE = ".torchdata.lock"
-
-#: The claim on a path: none, a process makes it, or its owner leaves it alone for now.
-Standing = Literal["free", "working", "suspended"]
 
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK = "@hhqqi0q"  # struct flock of 64-bit Linux
@@ -44,17 +40,16 @@ _NOT_LOCKABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENX
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 #: How often a lock file may appear and vanish again while it is opened.
 _ATTEMPTS = 1000
-_WORKING, _OWNED = 0, 1  # which byte of a path's pair
 
 
 class _LockFile:
     """An open lock file, and how many claims of this process have locks on it."""
 
-    def __init__(self, folder: str, create: bool = True) -> None:
+    def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, LOCK_FILE)
         self.claims = 0
         self.supported = self.removable = fcntl is not None
-        fd = self._open(folder, create)
+        fd = self._open(folder)
         if fd is None or not stat.S_ISREG(os.fstat(fd).st_mode):
             if fd is not None:
                 os.close(fd)
@@ -64,15 +59,14 @@ class _LockFile:
         self.fd = fd
         self.identity = os.fstat(self.fd)
 
-    def _open(self, folder: str, create: bool) -> int | None:
+    def _open(self, folder: str) -> int | None:
         """The file, or None if another user has put something there that nobody can lock."""
         flags = os.O_RDWR | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         for _ in range(_ATTEMPTS):
             try:
                 return os.open(self.path, flags)
             except FileNotFoundError:
-                if not create:
-                    raise
+                pass
             except OSError as error:
                 if error.errno in _NOT_LOCKABLE:
                     return None
@@ -113,24 +107,6 @@ class _LockFile:
             _warn_unsupported(os.path.dirname(self.path))
         return True
 
-    def is_locked(self, start: int, length: int) -> bool:
-        """Whether another process has locked some of the bytes."""
-        if not self.supported:
-            return False
-        if _HAS_OFD:
-            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, start, length, 0)
-            try:
-                found = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked))
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                return False
-            return bool(found[0] != fcntl.F_UNLCK)
-        if not self.lock(start, length):  # pragma: no cover - not on Linux
-            return True
-        self.unlock(start, length)  # pragma: no cover - not on Linux
-        return False  # pragma: no cover - not on Linux
-
     def is_current(self) -> bool:
         """Whether the path still leads to the open file: locks on a removed one exclude nobody."""
         if not self.supported:
@@ -162,51 +138,26 @@ def _warn_unsupported(folder: str) -> None:
 
 
 class Claim:
-    """This process's claim on a path. Made by `claim` and `take_over`.
+    """This process's claim on a path. Made by `claim`.
 
     Attributes:
         path: the path, as it was given.
         owner: whatever made the claim; shared by all claims of one maker.
-        lost: whether another one took the claim over while it was suspended.
     """
 
-    __slots__ = ("_key", "_lock_file", "_start", "lost", "owner", "path", "suspended")
+    __slots__ = ("_key", "_lock_file", "_place", "owner", "path")
 
-    def __init__(self, path: str, owner: Any, key: tuple[str, str], lock_file: _LockFile, start: int) -> None:
+    def __init__(self, path: str, owner: Any, key: tuple[str, str], lock_file: _LockFile, place: int) -> None:
         self.path, self.owner = path, owner
-        self._key, self._lock_file, self._start = key, lock_file, start
-        self.lost = self.suspended = False
-
-    def suspend(self) -> None:
-        """Says that nothing is done for the file until `resume`, so that others may take it over."""
-        with _mutex:
-            if not self.suspended and self._is_mine():
-                self.suspended = True
-                self._lock_file.unlock(self._start + _WORKING, 1)
-
-    def resume(self) -> None:
-        """Says that work goes on. If another one took over meanwhile, the claim is lost."""
-        with _mutex:
-            if self.suspended and self._is_mine():
-                self.suspended = False
-                self.lost = not self._lock_file.lock(self._start + _WORKING, 1)
-
-    def is_held(self) -> bool:
-        """Whether the claim was neither released nor taken over within this process."""
-        return self._is_mine()
+        self._key, self._lock_file, self._place = key, lock_file, place
 
     def release(self) -> None:
         """Gives the claim up: the file is there, or will not be made. May be called twice."""
         with _mutex:
-            if not self._is_mine():
-                return
-            del _claims[self._key]
-            self._lock_file.unlock(self._start, 2)
-            _leave(self._lock_file)
-
-    def _is_mine(self) -> bool:
-        """Whether the claim stands in this process's table: not released, not lost here, not inherited by fork."""
-        return _claims.get(self._key) is self
+            if _claims.get(self._key) is self:  # not released before, and not inherited by fork
+                del _claims[self._key]
+                self._lock_file.unlock(self._place, 1)
+                _leave(self._lock_file)
 
 
 #: Reentrant, as the garbage collector may drop an iterator, and with it claims, while this thread is in here. So a lock
@@ -249,12 +200,12 @@ atexit.register(_release_all)  # the kernel would drop the locks, but the lock f
 
 
 def _located(path: str) -> tuple[str, str, int]:
-    """The real folder of a path, its name in it, and the first of the two bytes that stand for it."""
+    """The real folder of a path, its name in it, and the byte that stands for it."""
     import hashlib
 
     folder, name = os.path.split(path)
     digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
-    return os.path.realpath(folder or os.curdir), name, (int.from_bytes(digest, "big") >> 3) * 2
+    return os.path.realpath(folder or os.curdir), name, int.from_bytes(digest, "big") >> 2
 
 
 def _opened(folder: str) -> _LockFile:
@@ -282,77 +233,37 @@ def claim(path: str, owner: Any) -> Claim | None:
     Raises:
         OSError: the folder cannot be written into.
     """
-    return _claim(path, owner, offset=0, length=2)
-
-
-def take_over(path: str, owner: Any) -> Claim | None:
-    """A claim on a path whose owner has suspended its own, or None if the owner works on it again."""
-    return _claim(path, owner, offset=_WORKING, length=1)
-
-
-def _claim(path: str, owner: Any, offset: int, length: int) -> Claim | None:
-    folder, name, start = _located(path)
+    folder, name, place = _located(path)
     key = (folder, name)
     with _mutex:
-        former = _claims.get(key)
-        if former is None:
-            lock_file = _opened(folder)
-            while not (locked := lock_file.lock(start + offset, length)) or not lock_file.is_current():
-                if lock_file.is_current():
-                    break
-                # It was removed by its last user while it was opened here.
-                if _lock_files.get(folder) is lock_file:
-                    del _lock_files[folder]
-                _leave(lock_file)
-                lock_file = _opened(folder)
-        elif length == 2 or not former.suspended:
+        if key in _claims:
             return None
-        else:  # the claim of another owner in this process
-            former.lost, lock_file = True, former._lock_file
-            del _claims[key]  # and what it counted for on the lock file is the new one's
-            locked = lock_file.lock(start + offset, length)
+        while True:
+            lock_file = _opened(folder)
+            locked = lock_file.lock(place, 1)
+            if lock_file.is_current():
+                break
+            # It was removed by its last user while it was opened here.
+            if _lock_files.get(folder) is lock_file:
+                del _lock_files[folder]
+            _leave(lock_file)
         if not locked:
-            if former is not None:
-                lock_file.unlock(start, 2)
             _leave(lock_file)
             return None
-        made = _claims[key] = Claim(path, owner, key, lock_file, start)
+        made = _claims[key] = Claim(path, owner, key, lock_file, place)
         return made
 
 
-def standing_of(path: str) -> tuple[Standing, Any]:
-    """The standing of `path`, and the owner of the claim on it if it is in this process."""
-    folder, name, start = _located(path)
-    with _mutex:
-        mine = _claims.get((folder, name))
-        if mine is not None:
-            return "suspended" if mine.suspended else "working", mine.owner
-        known = _lock_files.get(folder)
-        if known is not None:
-            known.claims += 1
-            try:
-                return _standing(known, start), None
-            finally:
-                _leave(known)
-        try:
-            known = _LockFile(folder, create=False)
-        except FileNotFoundError:
-            return "free", None
-        try:
-            return _standing(known, start), None
-        finally:
-            os.close(known.fd)
-
-
-def _standing(lock_file: _LockFile, start: int) -> Standing:
-    if not lock_file.is_locked(start, 2):
-        return "free"
-    return "working" if lock_file.is_locked(start + _WORKING, 1) else "suspended"
+def owner_of(path: str) -> Any:
+    """The owner of the claim on `path` if it is in this process, else None."""
+    folder, name, _ = _located(path)
+    claimed = _claims.get((folder, name))
+    return None if claimed is None else claimed.owner
 
 
 def holder_of(path: str) -> str:
     """The holder of the claim on `path`, in words. For messages: it looks through all processes."""
-    folder, name, start = _located(path)
+    folder, name, place = _located(path)
     if (folder, name) in _claims:
         return f"this process (number {os.getpid()}), elsewhere in its pipelines"
     try:
@@ -361,17 +272,17 @@ def holder_of(path: str) -> str:
         return "a process that has ended since"
     for info in Path("/proc").glob("[0-9]*/fdinfo/*"):
         try:
-            if any(_covers(line, inode, start) for line in info.read_text().splitlines()):
+            if any(_covers(line, inode, place) for line in info.read_text().splitlines()):
                 return f"process {info.parts[2]} of this machine"
         except OSError:
             continue  # ended meanwhile, or another user's
     return "a process of another user, container or machine"
 
 
-def _covers(line: str, inode: int, start: int) -> bool:
-    """Whether a line of fdinfo (`lock: 1: OFDLCK ADVISORY WRITE -1 8:1:inode from to`) is a lock on a path's bytes."""
+def _covers(line: str, inode: int, place: int) -> bool:
+    """Whether a line of fdinfo (`lock: 1: OFDLCK ADVISORY WRITE -1 8:1:inode from to`) is a lock on a path's byte."""
     fields = line.split()
     if len(fields) != 9 or fields[0] != "lock:" or fields[6].rpartition(":")[2] != str(inode):
         return False
     first, last = int(fields[7]), fields[8]
-    return first <= start + _OWNED and (last == "EOF" or int(last) >= start)
+    return first <= place and (last == "EOF" or int(last) >= place)

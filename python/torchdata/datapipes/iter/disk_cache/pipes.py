@@ -74,6 +74,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     _section: Section | None = state(saved=False, lasts=True)
+    _renews = False  # a section is begun once in a pass
 
     def __init__(
         self,
@@ -204,8 +205,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first part of a pair to the path of the file. None: it is the path.
         same_filepath_fn: whether `filepath_fn` is the one of `on_disk_cache`.
         skip_read: accepted for compatibility, without effect: what the data is, is seen by looking at it.
-        timeout: seconds to wait for a file that another process works on all the time. One that has died, or does
-            nothing for the file, is not waited for.
+        timeout: seconds to wait for a file that another process makes, if there is nothing else to do. One that has
+            died is not waited for.
 
     Raises:
         RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
@@ -225,6 +226,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     """
 
     _section: Section | None = state(saved=False)
+    _renews = False
     _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration goes on with
 
     def __init__(
@@ -296,9 +298,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         path: str | None = None
         try:
             while True:
-                section.suspend()
                 yield path
-                section.resume()
                 while (path := section.next_ready()) is None:
                     if section.finished:
                         return

@@ -11,15 +11,14 @@ import os
 from collections import deque
 from typing import Any, Literal
 
-from torchdata.datapipes.iter.disk_cache import claims
 from torchdata.datapipes.iter.disk_cache.claims import Claim
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
 
 __all__ = ["Record", "mark_of"]
 
-#: Its files are there and `ready`; there, and to be looked up; to be made here; to be made elsewhere.
-Kind = Literal["ready", "cached", "missing", "pending"]
+#: Nothing more is to be found out; its files are to be made here; they are to be looked at when its turn comes.
+Kind = Literal["ready", "missing", "pending"]
 
 
 class Record:
@@ -50,12 +49,9 @@ class Record:
 
     def release(self) -> None:
         """Gives up the claims."""
-        while self.claims:
-            self.claims.pop().release()
-
-    def is_claimed(self) -> bool:
-        """Whether anybody has a claim on one of the paths."""
-        return any(claims.standing_of(path)[0] != "free" for path in self.paths)
+        released, self.claims = self.claims, []
+        for claim in released:
+            claim.release()
 
     def looks(self) -> list[Any]:
         """Signatures that change when the files, or the lists of the members made for them, are written."""

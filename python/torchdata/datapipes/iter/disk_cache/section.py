@@ -1,11 +1,10 @@
 """The section between `on_disk_cache` and `end_caching`: which items pass it, who makes them, in what order they come.
 
 Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
-its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
+its files are there (*ready*), are to be made here (*missing*, with claims on the paths) or are made elsewhere
 (*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
 thread that iterates the end of the cache; if a pipe in between reads ahead in a thread, `items` runs there.
-The section owns the claims; `claims` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
-ever.
+The section owns the claims; `claims` says what a claim is, and docs/internals/disk-cache.md who waits for whom.
 """
 
 from __future__ import annotations
@@ -21,31 +20,18 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata.datapipes.iter.disk_cache import claims
-from torchdata.datapipes.iter.disk_cache.claims import Claim
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
-__all__ = ["GRACE", "Section"]
-
-#: Seconds for which an owner of a file may do nothing for it before somebody who waits makes the file instead.
-GRACE = 2.0
+__all__ = ["Section"]
 
 #: How many items may follow one that is waited for, before nothing else is done than waiting.
 _WINDOW = 1000
 
-#: How many items that nothing came of yet, though something came of later ones, are remembered.
-_REMEMBERED = 10_000
-
 #: How many items at most are in the pipes in between with claims. Further ones pass without: the kernel has to look
 #: through all locks on a file with every call.
 _CLAIMED = 256
-
-#: How many items that nothing came of yet, though something came of later ones, keep their claims.
-_CLAIMED_BEHIND = 64
-
-#: How many claims at most are suspended and resumed with every path that is yielded.
-_ATTENDED = 32
 
 
 class Section:
@@ -74,24 +60,21 @@ class Section:
         self._reading = threading.Lock()  # the thread that needs an item reads the source
         self._queue: deque[Record] = deque()  # what may still be yielded or is waited for, as in the source
         self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
-        self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
-        self._passed: dict[int, Record] = {}  # handed out, something of a later one came already
-        #: The records that were handed out, by path. Of several with one path (a claim was lost) the first is due.
+        self._flying: dict[int, Record] = {}  # handed out, and nothing of a later one came yet
+        #: The records that fly, by path. Of several with one path (one has no claim) the first is due.
         self._by_path: dict[str, list[Record]] = {}
-        self._behind: deque[Record] = deque()  # of those that were passed, the ones that still have claims
         self._books = threading.Lock()  # of `_by_path`, which threads change
         self._handed = 0
         self._last: Record | None = None  # handed out last
-        self._one_to_one = self._one_to_many = self._forgetful = False
+        self._one_to_one = self._one_to_many = False
+        self._forgetful = False  # whether nothing came of an item before something of a later one came
         self.foreign_thread = False  # whether a thread of a pipe in between took items
         self.thread = threading.get_ident()
         self.ended = False  # the source has
         self.over = False  # the pipes in between ended though there was more: what is missing stays missing
         self.chain_ended = False
         self._dry = False  # the pipes in between were told that there is nothing more
-        self._closed = self._suspended = False
-        #: Claims that are suspended and resumed. Older ones stay suspended until their file is written.
-        self._attended: deque[Claim] = deque()
+        self._closed = False
 
     # The pipes in between -------------------------------------------------------------------------------
 
@@ -136,45 +119,46 @@ class Section:
         except StopIteration:
             self.ended = True
             return False
-        paths = self._paths_of(item)
-        record = Record(item, paths, "pending")
+        record = Record(item, self._paths_of(item), "pending")
         self._resolve(record)
-        if record.kind == "pending" and self.over and not record.is_claimed():
-            return True  # nobody makes it
         self._queue.append(record)
         return True
 
     # Making a file -------------------------------------------------------------------------------------------
 
-    def _resolve(self, record: Record) -> None:
-        """Makes a pending record a cached one, or a missing one that is to be made here, if it can be either."""
-        if self._take_found(record) or self.over:
-            return
+    def _resolve(self, record: Record) -> str | None:
+        """Finds out what becomes of a pending record. Returns the path that another one makes, which is waited for."""
+        if self._take_found(record):
+            return None
         for path in record.paths:
             os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
-        if len(self._flying) + len(self._handoff) >= _CLAIMED:
-            if not record.is_claimed():
-                self._take_or_hand_out(record)
-        elif self._claim(record, claims.claim):
-            self._take_or_hand_out(record)
-
-    def _take_or_hand_out(self, record: Record) -> None:
-        """Looks once more at the files of a record that was just claimed: they may have been made meanwhile."""
+        taken = self._claim(record)
+        if taken is not None:
+            return taken
         try:
-            found = self._take_found(record)
+            found = self._take_found(record)  # it may have been made before it was claimed
         except BaseException:
             record.release()
             raise
         if found:
             record.release()
-            return
-        record.kind = "missing"
-        self._handoff.append(record)
-        if self._closed:  # meanwhile, by the thread that gave the iteration up
+        else:
+            self._hand_out(record)
+        return None
+
+    def _hand_out(self, record: Record) -> None:
+        """Leaves a record to the pipes in between, if these have not ended."""
+        if self.over:
+            record.kind = "ready"  # nobody makes it: there is nothing to yield
+        else:
+            record.kind = "missing"
+            self._handoff.append(record)
+        # It may have been closed meanwhile, by the thread that gave the iteration up.
+        if self.over or self._closed or len(self._flying) + len(self._handoff) > _CLAIMED:
             record.release()
 
     def _take_found(self, record: Record) -> bool:
-        """Makes the record a cached one if all its files are there."""
+        """Whether all files are there; then it is ready, unless its turn comes later and its list may be long."""
         # The first look is the only one for most items; from the second on it is worth while to see whether anything
         # has changed since, as a look may mean to compute checksums.
         looks = record.looks() if record.rejected is not None else []
@@ -184,24 +168,19 @@ class Section:
         if found is None:
             record.rejected = looks
             return False
-        if len(found) > len(record.paths) and self._queue and self._queue[0] is not record:
-            record.kind = "cached"  # it may be long until its turn, and the list long, too
-        else:
+        if len(found) <= len(record.paths) or not self._queue or self._queue[0] is record:
             record.kind, record.ready = "ready", deque(found)
         return True
 
-    def _claim(self, record: Record, how: Callable[[str, Any], Claim | None]) -> bool:
-        """Claims all paths of a record, or none."""
+    def _claim(self, record: Record) -> str | None:
+        """Claims all paths of a record, or none. Returns one that somebody else has claimed."""
         for path in sorted(set(record.paths)):
-            claim = how(path, self)
+            claim = claims.claim(path, self)
             if claim is None:
                 record.release()
-                return False
+                return path
             record.claims.append(claim)
-            self._attended.append(claim)
-            if self._suspended:  # the thread that reads ahead goes on while nobody takes what it makes
-                claim.suspend()
-        return True
+        return None
 
     # The end of the cache -----------------------------------------------------------------------------
 
@@ -209,33 +188,33 @@ class Section:
         """Begins, or goes on after `load`."""
         self._source = source
         for record in list(self._flying.values())[:_CLAIMED]:
-            self._claim(record, claims.claim)  # where somebody else has it, the file is made twice
+            self._claim(record)  # if somebody else has it, the file is made twice
 
     @property
     def in_flight(self) -> bool:
         """Whether the pipes in between have, or may have, something to give."""
-        return bool(self._handoff or self._flying or self._passed)
+        return bool(self._handoff or self._flying)
 
     def next_ready(self) -> str | None:
         """The path to yield next, or None if something must be done before."""
+        self.thread = threading.get_ident()
         queue = self._queue
         while queue:
             head = queue[0]
             if head.ready:
+                # Its consumer may take its time, or wait for others who want the rest: they make it themselves.
+                head.release()
                 return head.ready.popleft()
-            if head.kind == "cached" and not self._take_found(head):
-                head.kind = "pending"  # removed meanwhile
             if head.kind == "pending":
-                self._resolve(head)
-                if head.kind != "pending":
+                taken = self._resolve(head)
+                if taken is None:
                     continue
-                if (self.chain_ended and not self.in_flight) or len(queue) > _WINDOW:
-                    self._wait_for(head)
-                    continue
+                if len(queue) <= _WINDOW and not (self.chain_ended and not self.in_flight):
+                    return None
+                self._wait_for(head)
+            elif head.kind == "missing" and not self._is_behind(head):
                 return None
-            if head.kind == "missing" and not self._is_behind(head):
-                return None
-            if not head.ready:
+            else:
                 queue.popleft()
         return None
 
@@ -259,7 +238,7 @@ class Section:
         if expecting:
             self._one_to_one, record = True, expecting[0]
         elif self._one_to_one and self._forgetful:
-            return None  # probably of one that was forgotten
+            return None  # probably of an item that was passed over
         elif self._last is not None:
             self._one_to_many = True
             record = self._last
@@ -281,11 +260,9 @@ class Section:
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
         """A context in which `path` is claimed, unless somebody else has it; whether it is, is the context's value."""
         here = os.path.abspath(path)
-        for claim in () if record is None else record.claims:
-            claim.resume()
-            if not claim.lost and os.path.abspath(claim.path) == here:
-                yield True
-                return
+        if record is not None and any(os.path.abspath(claim.path) == here for claim in record.claims):
+            yield True
+            return
         if record is not None and not record.members:
             record.mark_unfinished(here)
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
@@ -301,9 +278,7 @@ class Section:
         if record is None:
             self._announce(path)
             return
-        number = record.number if record.number is not None else -1
-        late = number not in self._flying
-        self._pass_all_before(number)
+        self._pass_all_before(record)
         own = {mine for mine in record.unwritten if os.path.abspath(mine) == os.path.abspath(path)}
         if own:
             record.unwritten -= own
@@ -311,10 +286,7 @@ class Section:
                 self._forget(record)
         else:
             record.members.append(path)
-        if late:
-            self._announce(path)
-        else:
-            record.ready.append(path)
+        record.ready.append(path)
 
     def _announce(self, path: str) -> None:
         """Makes a path that has no place in the order the next one to be yielded."""
@@ -322,19 +294,14 @@ class Section:
         record.ready.append(path)
         self._queue.appendleft(record)
 
-    def _pass_all_before(self, number: int) -> None:
-        for earlier in [known for known in list(self._flying) if known < number]:
-            record = self._flying.pop(earlier)
-            if record.members:
-                self._complete(record)
-            else:
-                self._passed[earlier] = record
-                self._behind.append(record)
-                if len(self._behind) > _CLAIMED_BEHIND:
-                    self._behind.popleft().release()
-        while len(self._passed) > _REMEMBERED:
-            self._forgetful = True
-            self._forget(self._passed[next(iter(self._passed))])
+    def _pass_all_before(self, record: Record) -> None:
+        for number, earlier in list(self._flying.items()):
+            if number < (record.number or 0):
+                if earlier.members:
+                    self._complete(earlier)
+                else:  # dropped, or it comes later, and its path is yielded as soon as it does
+                    self._forgetful = True
+                    self._forget(earlier)
 
     def _complete(self, record: Record) -> None:
         """Lists the files that were made of a record, which makes it a cached one for everybody."""
@@ -367,7 +334,6 @@ class Section:
         """Nothing more is expected of a record."""
         if record.number is not None:
             self._flying.pop(record.number, None)
-            self._passed.pop(record.number, None)
         with self._books:
             for path in set(map(os.path.abspath, record.paths)):
                 expecting = self._by_path.get(path, [])
@@ -385,7 +351,7 @@ class Section:
         """The pipes in between have ended: what they gave nothing for, they gave nothing for."""
         with self._reading:
             self.chain_ended = True
-            for record in [*self._flying.values(), *self._passed.values()]:
+            for record in list(self._flying.values()):
                 if record.members:
                     self._complete(record)
                 else:
@@ -401,99 +367,41 @@ class Section:
     # Waiting ----------------------------------------------------------------------------------------------------
 
     def _wait_for(self, record: Record) -> None:
-        """Waits until a pending record is cached, or nobody makes it any more and it was taken over.
+        """Waits until a pending record is not pending any more: its files are there, or to be made here after all.
 
         Raises:
-            TimeoutError: somebody worked on it for too long.
+            TimeoutError: somebody else took too long for one of them.
         """
-        self.suspend()
-        try:
-            limit, began, pause = self._timeout(), time.monotonic(), 0.001
-            idle_since: float | None = None
-            while True:
-                now = time.monotonic()
-                standings = [claims.standing_of(path) for path in set(record.paths)]
-                if all(standing == "free" for standing, _ in standings):
-                    if self.over and not self._take_found(record):
-                        self._queue.remove(record)
-                        return
-                    self._resolve(record)
-                    if record.kind != "pending":
-                        return
-                elif any(standing == "working" for standing, _ in standings):
-                    idle_since = None
-                else:
-                    idle_since = now if idle_since is None else idle_since
-                    if now - idle_since >= GRACE or all(self._stands_still(owner) for _, owner in standings):
-                        if self._take_over(record):
-                            return
-                        idle_since = None
-                if now - began >= limit:
-                    raise TimeoutError(self._overdue(record, limit))
-                time.sleep(min(pause, max(0.0, limit - (now - began))))
-                pause = min(2 * pause, 0.05)
-        finally:
-            self.resume()
-
-    def _stands_still(self, owner: Any) -> bool:
-        """Whether a suspended owner can do nothing as long as this thread waits."""
-        return owner is not None and owner.thread == threading.get_ident()
-
-    def _take_over(self, record: Record) -> bool:
-        def either(path: str, owner: Any) -> Claim | None:
-            return claims.claim(path, owner) or claims.take_over(path, owner)
-
-        if self.over:  # nothing is made here any more
-            self._queue.remove(record)
-            return True
-        if not self._claim(record, either):
-            return False
-        self._take_or_hand_out(record)
-        return True
-
-    def _overdue(self, record: Record, limit: float) -> str:
-        path = next((p for p in record.paths if claims.standing_of(p)[0] != "free"), record.paths[0])
-        return (
-            f"{self._name}: OnDiskCache Exception: {shown(path)} expected to be written by different process, but file "
-            f"is not ready in {limit:g} seconds. It is being written by {claims.holder_of(path)}; if that is "
-            "merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end "
-            "it: another process then goes on at once"
-        )
-
-    def suspend(self) -> None:
-        """Says of all claims that nothing is done for them until `resume`."""
-        self._suspended = True
-        for claim in self._still_held():
-            claim.suspend()
-
-    def resume(self) -> None:
-        """Takes up the claims that were suspended."""
-        self._suspended = False
-        self.thread = threading.get_ident()
-        for claim in self._still_held():
-            claim.resume()
-
-    def _still_held(self) -> Iterator[Claim]:
-        """The attended claims that were not released since."""
-        while len(self._attended) > _ATTENDED:
-            self._attended.popleft().suspend()
-        for _ in range(len(self._attended)):
-            claim = self._attended.popleft()
-            if claim.is_held():
-                self._attended.append(claim)  # while others may append theirs
-                yield claim
+        limit, began, pause = self._timeout(), time.monotonic(), 0.001
+        while (taken := self._resolve(record)) is not None:
+            for other in (*self._flying.values(), *self._handoff):
+                other.release()  # nobody waits with claims that another one may wait for
+            owner = claims.owner_of(taken)
+            if owner is not None and owner.thread == threading.get_ident():
+                self._hand_out(record)  # without a claim: the other branch cannot go on as long as this thread waits
+                return
+            waited = time.monotonic() - began
+            if waited >= limit:
+                raise TimeoutError(
+                    f"{self._name}: OnDiskCache Exception: {shown(taken)} expected to be written by different process, "
+                    f"but file is not ready in {limit:g} seconds. It is being written by {claims.holder_of(taken)}; if "
+                    "that is merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout); if "
+                    "it hangs or rests, end it: another process then goes on at once"
+                )
+            time.sleep(min(pause, limit - waited))
+            pause = min(2 * pause, 0.05)
 
     def close(self) -> None:
         """Gives up all claims. The state can still be saved."""
         self._closed = True
-        for record in (*self._flying.values(), *self._passed.values(), *self._handoff, *self._queue):
+        for record in (*self._flying.values(), *self._handoff, *self._queue):
             record.release()
 
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
         """All that is known, without the claims."""
-        records = {id(r): r for r in (*self._passed.values(), *self._flying.values(), *self._queue, *self._handoff)}
+        records = {id(r): r for r in (*self._flying.values(), *self._queue, *self._handoff)}
         if self._last is not None:
             records.setdefault(id(self._last), self._last)
         places = {key: place for place, key in enumerate(records)}
@@ -501,7 +409,6 @@ class Section:
             "records": [record.dump() for record in records.values()],
             "queue": [places[id(record)] for record in self._queue],
             "flying": [places[id(record)] for record in self._flying.values()],
-            "passed": [places[id(record)] for record in self._passed.values()],
             "last": None if self._last is None else places[id(self._last)],
             "handed": self._handed,
             "seen": (self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread),
@@ -513,8 +420,7 @@ class Section:
         records = [Record.restored(record) for record in dumped["records"]]
         self._queue = deque(records[place] for place in dumped["queue"])
         self._flying = {r.number: r for r in map(records.__getitem__, dumped["flying"]) if r.number is not None}
-        self._passed = {r.number: r for r in map(records.__getitem__, dumped["passed"]) if r.number is not None}
-        for record in sorted((*self._passed.values(), *self._flying.values()), key=lambda r: r.number or 0):
+        for record in self._flying.values():
             self._expect(record)
         self._last = None if dumped["last"] is None else records[dumped["last"]]
         self._handed = dumped["handed"]

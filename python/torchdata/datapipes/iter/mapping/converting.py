@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
+from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
@@ -51,7 +52,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
     def __iter__(self) -> Iterator[T_co]:
-        return items_at(self.datapipe, iterate_from(self.indices, token_of(self).yielded))
+        return items_at(self, self.datapipe, iterate_from(self.indices, passed(self)))
 
     def _can_wait(self) -> bool:
         return True

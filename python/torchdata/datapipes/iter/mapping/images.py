@@ -20,9 +20,10 @@ from torchdata.datapipes._pipe.checks import (
     length_of,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.images import random_resized_crop
 from torchdata.images._decoding import Request, decode_as
 
@@ -118,7 +119,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         decoder = _Decoder(self._request(), self.crop, self.flip, self._epoch_seed if self._is_random() else None)
-        decoder.number = token_of(self).yielded
+        decoder.number = passed(self)
         call = decoder if self.input_col is None else replacing_columns(decoder, self.input_col, self.output_col)
         return map(partial(_explained, call), self.datapipe)
 

@@ -12,8 +12,9 @@ from itertools import count
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_hashable, check_source, length_of
+from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["IndexAdder", "Rows2Columnar"]
 
@@ -112,7 +113,7 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
         self.index_name = index_name
 
     def __iter__(self) -> Iterator[dict[Any, Any]]:
-        return map(self._numbered, self.source_datapipe, count(token_of(self).yielded))
+        return map(self._numbered, self.source_datapipe, count(passed(self)))
 
     def _numbered(self, item: Any, number: int) -> dict[Any, Any]:
         if not isinstance(item, dict):

@@ -27,15 +27,16 @@ class OnError(IterDataPipe[T_co]):
     """Skips items at which the pipes before it raise an exception: up to the source, or to the next `on_error`.
 
     An item that raises is left out, and counted by the kind of exception and the pipe, which goes on with the next one.
-    That holds for pipes that call a function for each item (`map`, `filter`, `flatmap`, decoders, `open_files`, …) and
-    for readers of streams and archives, which leave out the rest of a stream that is broken. A generator that has
-    raised has ended: exceptions of pipes that are written as one, of your own too, are not skipped, and their note says
-    so.
+    That holds for functions of `map`, `filter`, `threadpool_map`, `groupby` and all others, for readers of streams and
+    archives, which leave out the rest of a stream that is broken, and for pipes that cannot take an item. A generator
+    that has raised has ended: exceptions of a pipe of your own that is written as one, and of data that is iterated,
+    are not skipped, and their note says so. Listings of stores, `on_disk_cache` and `fullsync` raise theirs as well.
 
     `KeyboardInterrupt`, `SystemExit`, `MemoryError` and deaths of processes are never skipped.
 
     What was skipped is part of a saved state: a run that goes on from it skips the same, and counts on. At the end of
-    an epoch a `RuntimeWarning` tells the counts, in each process its own; `DataLoader2.stats()` tells them at any time.
+    an epoch a `RuntimeWarning` tells the counts, in each process its own; `DataLoader2.stats()` tells those of all
+    processes at any time.
 
     Args:
         datapipe: the pipe to read.

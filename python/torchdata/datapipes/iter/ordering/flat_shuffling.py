@@ -64,6 +64,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The place in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
+    #: The result that was asked for a member last.
+    _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for a place in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: State of results that were loaded, of which the next iteration makes the buffer.
@@ -117,7 +119,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                 waiting[:] = (item,)
                 while len(buffer) == size:
                     index = self._next
-                    for member in buffer[index].left:
+                    self._asked = buffer[index]
+                    for member in self._asked.left:
                         self._next = below(size)
                         yield member
                         break
@@ -127,11 +130,19 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                 buffer.append(Parts(function, item))
             while buffer:
                 index = below(len(buffer))
-                for member in buffer[index].left:
+                self._asked = buffer[index]
+                for member in self._asked.left:
                     yield member
                     break
                 else:
                     del buffer[index]
+
+    def _drop_broken(self) -> None:
+        """Lets go of a result one of whose members has raised."""
+        if self._shuffling:
+            self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
+        else:
+            self._buffer.clear()
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:

@@ -141,24 +141,46 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._packed(iter(self.datapipe))
 
     def _packed(self, source: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        rows, waiting = self._rows, self._waiting
+        rows, waiting, kinds = self._rows, self._waiting, _KINDS
+        longest = 0 if self.method == "cut" else self.max_tokens
         while True:
             while waiting:
-                if (full := self._placed(waiting.popleft())) is not None:
+                piece = waiting.popleft()
+                if (full := self._placed(piece, _size(piece))) is not None:
                     yield self._row(*full)
-            item = next(source, waiting)
-            if item is waiting:
+            for item in source:
+                kind = kinds.get(type(item))
+                if kind is _Lists or (kind is not None and item.ndim == 1):
+                    piece, size = {_TOKENS: item}, len(item)
+                else:
+                    piece = self._columns_of(item)
+                    size = _size(piece)
+                if not 0 < size <= longest:
+                    waiting.extend(self._pieces(piece, size))
+                    break
+                for row in rows:
+                    if row[0] > size:
+                        row[0] -= size
+                        row[1].append(piece)
+                        break
+                    if row[0] == size:
+                        row = None
+                        break
+                else:
+                    row = None
+                # Most pieces are placed by now, without a call.
+                if row is None and (full := self._placed(piece, size)) is not None:
+                    yield self._row(*full)
+            else:
                 break
-            waiting.extend(self._pieces(item))
         while rows:
             room, pieces = rows.pop(0)
             if not (room and self.drop_last):
                 yield self._row(room, pieces)
 
-    def _pieces(self, item: Any) -> Iterator[Piece]:
+    def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
         """The pieces of a sequence, of which none is longer than a row, or with `"cut"`, than the room in it."""
-        piece = self._columns_of(item)
-        size, most = _size(piece), self.max_tokens
+        most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
             return _cut(piece, [0, *range(first, size, most), size]) if size > first else _not_empty(piece, size)
@@ -175,7 +197,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     def _columns_of(self, item: Any) -> Piece:
         """The sequences of an item by column, checked to be of one length."""
-        if not isinstance(item, Mapping):
+        if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return {_TOKENS: item}
         names = self.columns if self.columns is not None else [name for name in item if name not in self.add]
@@ -193,9 +215,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
             )
         return piece
 
-    def _placed(self, piece: Piece) -> tuple[int, list[Piece]] | None:
-        """Puts a piece into a row; returns the row that is to be yielded, if there is one."""
-        rows, size, any_row = self._rows, _size(piece), self.method == "first_fit"
+    def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
+        """Puts a piece of some size into a row; returns the row that is to be yielded, if there is one."""
+        rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]
         for number, row in enumerate(rows):
@@ -216,13 +238,15 @@ class Packer(IterDataPipe[dict[str, Any]]):
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
         """The row of some pieces, filled up if there is a padding."""
         columns = pieces[0].keys()
-        if odd := next((piece for piece in pieces if piece.keys() != columns), None):
-            raise ValueError(f"Packer: an item has the columns {list(odd)}, and one before it {list(columns)}")
-        ends = list(accumulate(map(_size, pieces)))
+        odd = pieces[-1].keys() != columns or sum(map(len, pieces)) != len(pieces) * len(columns)
+        by_column = {} if odd else {name: [piece[name] for piece in pieces if name in piece] for name in columns}
+        if odd or any(len(parts) < len(pieces) for parts in by_column.values()):
+            other = next(piece for piece in pieces if piece.keys() != columns)
+            raise ValueError(f"Packer: an item has the columns {list(other)}, and one before it {list(columns)}")
+        ends = list(accumulate(map(len, next(iter(by_column.values())))))
         row: dict[str, Any] = {}
         added = room if self.pad_value is not None else 0
-        for name in columns:
-            parts = [piece[name] for piece in pieces]
+        for name, parts in by_column.items():
             kind = _kind_of(name, parts[0])
             if len(set(map(type, parts))) > 1 and any(_kind_of(name, part) is not kind for part in parts):
                 kinds = sorted({type(part).__name__ for part in parts})
@@ -308,14 +332,20 @@ class _Arrays(_Lists):
     def counted(bounds: list[int]) -> Any:
         import numpy as np
 
-        places = np.array(bounds)
-        return np.arange(bounds[-1]) - places[:-1].repeat(places[1:] - places[:-1])
+        global _counted
+        if _counted is None or len(_counted) < bounds[-1]:
+            _counted = np.arange(max(4096, 2 * bounds[-1]))
+        return np.concatenate([_counted[: end - start] for start, end in pairwise(bounds)])
 
     @staticmethod
     def bounds(bounds: list[int]) -> Any:
         import numpy as np
 
         return np.array(bounds, np.int32)
+
+
+#: The numbers from 0 on: they are copied faster than they are counted anew. Replaced, never changed.
+_counted: Any = None
 
 
 class _Tensors(_Arrays):
@@ -351,24 +381,43 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
         TypeError: it is none.
         ValueError: it has several dimensions, or none.
     """
-    if isinstance(values, (list, tuple, range)):
+    kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
+    if kind is _Lists:
         return _Lists
-    for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
-        if module in sys.modules and isinstance(values, getattr(sys.modules[module], base)):
-            if values.ndim != 1:
-                raise ValueError(
-                    f"Packer: the column {name!r} must have one dimension, but has the shape {tuple(values.shape)}"
-                )
-            return kind
+    if kind is not None:
+        if values.ndim != 1:
+            raise ValueError(
+                f"Packer: the column {name!r} must have one dimension, but has the shape {tuple(values.shape)}"
+            )
+        return kind
     raise TypeError(
         f"Packer: the column {name!r} must be a list, a tuple, an array or a tensor of tokens, but is {shown(values)} "
         f"of type {type(values).__name__}; name the columns to pack by columns=…, or turn it into one of these before"
     )
 
 
+#: By class of sequences that were seen: their kind.
+_KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
+
+
+def _kind_of_class(cls: type) -> type[_Lists] | None:
+    """The kind of sequences of a class; None if it has none."""
+    if issubclass(cls, (list, tuple, range)):
+        return _Lists
+    for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
+        its_base = getattr(sys.modules.get(module), base, None)
+        if its_base is not None and issubclass(cls, its_base):
+            if cls is its_base:
+                _KINDS[cls] = kind
+            return kind
+    return None
+
+
 def _size(piece: Piece) -> int:
     """The number of tokens of a piece."""
-    return len(next(iter(piece.values())))
+    for values in piece.values():
+        return len(values)
+    return 0
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:

@@ -91,25 +91,52 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-class _FSSpecRecipe:
-    """The recipe of a file that fsspec opens."""
+#: What file systems tell of a file that another content would have otherwise, the best first.
+_TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
-    __slots__ = ("for_connection", "for_open", "mode", "pipe", "url")
+
+class _FSSpecRecipe:
+    """The recipe of a file that fsspec opens: in the version that was opened first, as far as a file system tells."""
+
+    __slots__ = ("for_connection", "for_open", "mode", "pipe", "url", "version")
 
     def __init__(
         self, pipe: str, url: str, mode: str, for_open: dict[str, Any], for_connection: dict[str, Any]
     ) -> None:
         self.pipe, self.url, self.mode = pipe, url, mode
         self.for_open, self.for_connection = for_open, for_connection
+        self.version: dict[str, str] | None = None
 
     def open(self) -> Any:
-        """Opens the file."""
+        """Opens the file.
+
+        Raises:
+            RuntimeError: it has changed since it was opened first.
+        """
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
         file = fs.open(path, self.mode, **self.for_open)
+        try:
+            if self.mode[0] == "r":
+                self._check_version(getattr(file, "details", None))
+        except BaseException:
+            file.close()
+            raise
         # Some file systems, such as those of archives, are closed when they are dropped.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
+
+    def _check_version(self, details: Any) -> None:
+        told = details if isinstance(details, dict) else {}
+        found = {tag: str(told[tag]) for tag in _TAGS if told.get(tag) is not None}
+        before = getattr(self, "version", None)  # none in a pickle of an earlier release
+        self.version = found if before is None else before
+        tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
+        if tag is not None and found[tag] != self.version[tag]:
+            raise RuntimeError(
+                f"{self.pipe} cannot go on with {shown(self.url)}, because the file has changed: its {tag} was "
+                f"{self.version[tag]} and is {found[tag]}; begin the epoch anew"
+            )
 
     def __repr__(self) -> str:
         return f"_FSSpecRecipe({shown(self.url)}, {self.mode!r})"
@@ -119,7 +146,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    The stream closes its file when it is dropped. It can be pickled, options included, and is opened by its URL again.
+    The stream closes its file when it is dropped. It can be pickled, options included, and is opened by its URL again:
+    at its place, if the file system can seek, and with a RuntimeError if that says that the file has changed meanwhile.
 
     Args:
         source_datapipe: yields URLs or local paths.

@@ -1,26 +1,31 @@
-"""The pipe that reads the parts of a table: ArrowReader.
+"""The pipes that read the parts of a table: ArrowReader, and LanceReader, of which a part is a row.
 
-Role: yields rows or frames of a table that `ArrowParts` lists. Runs in the process that iterates it, and holds one part
-in memory at a time: a row group of a Parquet file. Its state is the number of that part and of a row in it.
+Role: they yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and hold
+one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of that
+part and of a row in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from operator import index
 from typing import Any, ClassVar, Literal
+from zlib import crc32
 
-from torchdata._optional import optional_import
 from torchdata._redacting import redact_error
-from torchdata.datapipes._pipe.arrow_sources import ArrowSource, arrow_source
+from torchdata.datapipes._pipe.arrow_opening import arrow_source
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
 from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter.streams.frames import copied_rows
 
-__all__ = ["ArrowReader"]
+__all__ = ["ArrowReader", "LanceReader"]
 
 
 @functional_datapipe("read_arrow")
@@ -33,8 +38,8 @@ class ArrowReader(IterDataPipe[Any]):
 
     Args:
         source_datapipe: yields numbers of parts: `ArrowParts(table)` by `to_iter_datapipe` or `shuffle`, and pipes
-            behind it such as `sharding_filter`. Any table that `ArrowParts` takes may be given in its place, and is
-            read in order.
+            behind it such as `sharding_filter`; or lists of them, as behind `batch`, which are read at once as one
+            part. Any table that `ArrowParts` takes may be given in its place, and is read in order.
         columns: the columns to read, in this order; None for all.
         parts: the list of parts whose numbers the source yields; None to find it in the source.
         rows: whether items are rows, dicts from column to a Python value. Else they are frames.
@@ -66,10 +71,10 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state is a row of a part, so that it is gone on from in frames of another size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part that is read, and how many of its rows were yielded.
-    _part: int | None = state()
+    #: The part that is read, or the list of them, and how many of its rows were yielded.
+    _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part, by which a table that has changed is noticed.
+    #: Its name, by which a table that has changed is noticed.
     _name: str | None = state()
 
     def __init__(
@@ -85,7 +90,7 @@ class ArrowReader(IterDataPipe[Any]):
         writable: bool = False,
         use_threads: bool = False,
     ) -> None:
-        name = "ArrowReader"
+        name = type(self).__name__
         pipe: Any = source_datapipe
         if isinstance(pipe, MapDataPipe):
             pipe = pipe.to_iter_datapipe()
@@ -113,57 +118,141 @@ class ArrowReader(IterDataPipe[Any]):
         if self._part is not None:
             self._check_name(self._part)
             yield from self._items_of(self._part)
-        for part in parts:
-            if type(part) is not int:
-                raise TypeError(
-                    f"ArrowReader expects numbers of parts, as ArrowParts yields them, but got {part!r} of type "
-                    f"{type(part).__name__}"
-                )
-            self._row, self._name = 0, self._table.names[part]
+        for item in parts:
+            part = self._checked(item)
+            self._row, self._name = 0, self._name_of(part)
             self._part = part
             yield from self._items_of(part)
         self._part = None
 
-    def _check_name(self, part: int) -> None:
-        names = self._table.names
-        if part >= len(names) or names[part] != self._name:
+    def _checked(self, item: Any) -> int | list[int]:
+        """The number of a part, or the list of numbers, that the source has yielded."""
+        many = isinstance(item, list)
+        numbers = [index(each) if hasattr(each, "__index__") else each for each in (item if many else [item])]
+        if not all(type(number) is int for number in numbers):
+            raise TypeError(
+                f"{type(self).__name__} expects numbers of parts, as ArrowParts yields them, or lists of them, but got "
+                f"{item!r} of type {type(item).__name__}"
+            )
+        for number in numbers:
+            if not 0 <= number < len(self._table.names):
+                raise IndexError(
+                    f"{type(self).__name__} reads parts 0 to {len(self._table.names) - 1}, but was asked for {number}"
+                )
+        return numbers if many else numbers[0]
+
+    def _name_of(self, part: int | list[int]) -> str:
+        if not isinstance(part, list):
+            return self._table.names[part]
+        names = [self._table.names[each] for each in part] or ["no part"]
+        if len(names) == 1:
+            return names[0]
+        return f"{names[0]} and {len(names) - 1} more (checksum {crc32(''.join(names).encode()):08x})"
+
+    def _drop_broken(self) -> None:
+        """Lets go of a part that has raised."""
+        self._part = None
+
+    def _check_name(self, part: int | list[int]) -> None:
+        last = max(part, default=0) if isinstance(part, list) else part
+        if last >= len(self._table.names) or self._name_of(part) != self._name:
             raise ValueError(
-                f"the state of ArrowReader was saved in {self._name}, which is not part {part} of this table: it has "
-                "changed since. Read the version of the table with which the state was saved"
+                f"the state of {type(self).__name__} was saved in {self._name}, which is not part {part} of this "
+                "table: it has changed since. Read the version of the table with which the state was saved"
             )
 
-    def _items_of(self, part: int) -> Iterator[Any]:
+    def _read(self, part: int | list[int], _: int) -> Any:
+        if isinstance(part, list):
+            return self._table.read_all(part, self.columns, self.use_threads)
+        return self._table.read(part, self.columns, self.use_threads)
+
+    def _items_of(self, part: int | list[int]) -> Iterator[Any]:
+        if part == []:
+            return
+        size, copy = (1024, False) if self.rows else (self.frame_size, self.library == "pyarrow")
         try:
-            table = self._table.read(part, self.columns, self.use_threads)
-            size = 1024 if self.rows else self.frame_size or max(table.num_rows, 1)
-            while self._row < table.num_rows:
-                piece = table.slice(self._row, size)
-                if self.library == "pyarrow" and not self.rows:
-                    piece = copied_rows(table, self._row, size)
+            for table, _ in tables_of(partial(self._read, part), [0], self._row, size, copy=copy):
+                count = table.num_rows
                 if self.rows:
-                    for row in piece.to_pylist():
+                    for row in table.to_pylist():
                         self._row += 1
                         yield row
-                else:
-                    frame = self._format.of_table(piece)
-                    self._row += piece.num_rows
-                    del piece
+                elif count:
+                    frame = self._format.of_table(table)
+                    del table
+                    self._row += count
                     yield frame
                     del frame
         except Exception as error:
-            raise self._explained(error, self._table.names[part]) from error
+            raise self._explained(error, str(self._name)) from error
 
     def _explained(self, error: Exception, name: str) -> Exception:
         redact_error(error)
-        arrow = optional_import("pyarrow", extra="parquet", needed_by="ArrowReader")
-        from_arrow = isinstance(error, arrow.ArrowException) or (type(error) is OSError and error.errno is None)
-        if from_arrow or type(error) is ValueError:
-            return type(error)(f"ArrowReader cannot read {name}: {error}")
-        error.add_note(f"ArrowReader was reading {name}.")
+        if is_of_arrow(error) or type(error) is ValueError:
+            return type(error)(f"{type(self).__name__} cannot read {name}: {error}")
+        error.add_note(f"{type(self).__name__} was reading {name}.")
         return error
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+
+@functional_datapipe("read_lance")
+class LanceReader(ArrowReader):
+    """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked for at once.
+
+    It is `ArrowReader` with a part for each row. Where the order of rows is not given from elsewhere, ranges of rows
+    are read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version
+    that it has when the pipe is built; a state that was saved in another one is refused.
+
+    Args:
+        source_datapipe: yields indices of rows; or lists of them, as behind `batch`, which are read at once.
+        dataset: a `lance.LanceDataset`, or the path or URI of one.
+        columns: as for `ArrowReader`.
+        rows: likewise.
+        frame_size: likewise; None for one frame per item of the source.
+        library: likewise.
+        dtype: likewise.
+        writable: likewise.
+
+    Raises:
+        IndexError: while iterating, there is no such row.
+        Exception: the other errors are those of `ArrowReader`.
+
+    Example:
+        >>> import lance, pyarrow
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> dataset = lance.write_dataset(pyarrow.table({"a": [0, 10, 20, 30, 40]}), "numbers.lance")
+        >>> indices = IterableWrapper([4, 1, 3, 0])
+        >>> list(indices.read_lance(dataset))
+        [{'a': 40}, {'a': 10}, {'a': 30}, {'a': 0}]
+        >>> list(indices.batch(2).read_lance("numbers.lance", rows=False))
+        [{'a': array([40, 10])}, {'a': array([30,  0])}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        dataset: Any,
+        columns: list[str] | None = None,
+        *,
+        rows: bool = True,
+        frame_size: int | None = None,
+        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+        dtype: Any = None,
+        writable: bool = False,
+    ) -> None:
+        table: Any = LanceRows(lance_dataset("LanceReader", dataset), None, 1)
+        super().__init__(
+            source_datapipe,
+            columns,
+            parts=table,
+            rows=rows,
+            frame_size=frame_size,
+            library=library,
+            dtype=dtype,
+            writable=writable,
+        )
 
 
 def _table_of(pipe: Any) -> ArrowSource:
@@ -172,6 +261,8 @@ def _table_of(pipe: Any) -> ArrowSource:
     Raises:
         TypeError: no table is, or several are.
     """
+    if isinstance(pipe, ArrowSource):
+        return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]
     if len(found) != 1:
         raise TypeError(

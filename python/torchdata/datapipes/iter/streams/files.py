@@ -106,6 +106,10 @@ class FileLister(GivenLength, IterDataPipe[str]):
         if self._passed_over is not None and not token_of(self).yielded:
             self._warn_of_folders(self._passed_over)
 
+    def _drop_broken(self) -> None:
+        """Lets go of a directory that cannot be listed."""
+        self._directory = None
+
     def _warn_of_folders(self, folder: str) -> None:
         kind = f"no file that matches {self.masks!r}" if self.masks else "no file"
         warnings.warn(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
+from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
@@ -22,7 +24,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detached
 
-__all__ = ["DataFrameMaker", "ParquetDataFrameLoader", "copied_rows"]
+__all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
 
 
 @functional_datapipe("dataframe")
@@ -181,50 +183,26 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         self._next = (0, 0) if place is None else place
         file = _parquet().ParquetFile(_seekable(path, stream))
         _check_columns(path, file, self.columns)
-        tables = self._row_groups if self.dataframe_size is None else self._cuts
-        for table, behind in tables(file, *self._next):
+        groups = range(self._next[0], file.num_row_groups)
+        read = partial(self._wanted_row_group, file)
+        for table, behind in tables_of(read, groups, self._next[1], self.dataframe_size, copy=True):
             frame = self._format.of_table(table)
             del table
             self._next = behind
             yield frame
             del frame  # so that nothing but the next row group is in memory while it is read
 
+    def _wanted_row_group(self, file: Any, index: int) -> Any:
+        if self._unwanted:
+            self._unwanted -= 1
+            return _arrow().table({})
+        return self._row_group(file, index)
+
     def _row_group(self, file: Any, index: int) -> Any:
         return file.read_row_group(index, columns=self.columns, use_threads=self.use_threads)
 
-    def _row_groups(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
-        """The row groups from a row of one on, each with the place behind it."""
-        for index in range(group, file.num_row_groups):
-            if self._unwanted:
-                self._unwanted -= 1
-                yield _arrow().table({}), (index + 1, 0)
-                row = 0
-                continue
-            yield copied_rows(self._row_group(file, index), row, None), (index + 1, 0)
-            row = 0
-
-    def _cuts(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
-        """Tables of `dataframe_size` rows, from a row of a row group on, each with the place behind it."""
-        parts: list[Any] = []
-        missing = size = self.dataframe_size
-        for index in range(group, file.num_row_groups):
-            table = self._row_group(file, index)
-            while row < table.num_rows:
-                parts.append(copied_rows(table, row, missing))
-                row += parts[-1].num_rows
-                missing -= parts[-1].num_rows
-                if not missing:
-                    whole, parts, missing = _arrow().concat_tables(parts), [], size
-                    yield whole, (index, row) if row < table.num_rows else (index + 1, 0)
-                    del whole
-            row = 0
-            del table  # before the next row group is read
-        if parts:
-            yield _arrow().concat_tables(parts), (file.num_row_groups, 0)
-
     def _explained(self, error: Exception, path: str) -> Exception:
-        arrow_errors = _arrow().ArrowException
-        if isinstance(error, arrow_errors) or (type(error) is OSError and error.errno is None):
+        if is_of_arrow(error):
             return type(error)(
                 f"cannot read the Parquet file {shown(path)} in ParquetDataFrameLoader: {error} (it is truncated, "
                 "damaged or of another kind, or its values do not fit the dtype)"
@@ -245,12 +223,6 @@ def _arrow() -> Any:
 
 def _parquet() -> Any:
     return optional_import("pyarrow.parquet", extra="parquet", needed_by="ParquetDataFrameLoader")
-
-
-def copied_rows(table: Any, start: int, count: int | None) -> Any:
-    """Rows of a table, in memory of their own: a slice keeps all of the table's, also if it is pickled."""
-    part = table.slice(start, count)
-    return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))
 
 
 def _opened(item: Any) -> Any:

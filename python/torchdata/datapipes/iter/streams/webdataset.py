@@ -88,15 +88,23 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
                     gathering.append({"__key__": key, field: data})
                 del item, data
                 if len(gathering) == 2:
-                    self._refuse_scattered(gathering[0])
-                    yield gathering.pop(0)
+                    yield self._whole(gathering.pop(0))
             if gathering:
-                self._refuse_scattered(gathering[0])
-                yield gathering.pop()
+                yield self._whole(gathering.pop())
         except BaseException:
             if self._gathering is gathering:  # else this is a replaced iterator
                 gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
             raise
+
+    def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """The sample that was gathered; closes its streams if a part of it came before."""
+        try:
+            self._refuse_scattered(sample)
+        except ValueError:
+            for data in sample.values():
+                close_dropped(data)
+            raise
+        return sample
 
     def _refuse_twice(self, key: str, field: str) -> None:
         if self.strict:

@@ -43,6 +43,9 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_pool", "_source")
 
+    #: Whether it gives further items behind an exception; see `_pipe/skipping.py`.
+    outlives_errors = True
+
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
         self._pool = pool
         self._source = source

@@ -6,18 +6,21 @@
 //! handled. A process that was forked from the one that made the queue has no worker threads and may have inherited a
 //! held lock, so there every method that needs the lock refuses and nothing is dropped.
 
+mod hold;
+mod window;
+
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
 use std::time::Duration;
 
+pub use hold::ReadAheadHold;
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
-use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyList;
 use torchdata_core::process::fork;
-use torchdata_core::queue::ordered::{Claim, Hold, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, Place};
+use window::{Window, is_small};
 
 use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
@@ -49,67 +52,10 @@ impl Entry {
 
 type Queue = OrderedQueue<Entry>;
 
-/// One more item is read ahead for so many small ones that were given in a row.
-const GROWTH: u64 = 8;
-
-/// How far is read ahead: farther, the more small items were given in a row. That follows from what was given alone, as does
-/// the place to which the source is read on where an epoch is left.
-#[derive(Debug, Clone, Copy)]
-struct Window {
-    least: usize,
-    most: usize,
-    /// How many small items were given since one that was not.
-    row: u64,
-    /// The greatest number of items that may have been taken from the source.
-    reach: u64,
-}
-
-impl Window {
-    fn size(&self) -> usize {
-        usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
-    }
-
-    /// Notes that an item is given, with which there are `given`. Its slot was free before the size changes.
-    fn note(&mut self, is_small: bool, given: u64) {
-        let before = self.size();
-        self.row = if is_small { self.row.saturating_add(1) } else { 0 };
-        self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
-    }
-}
-
 /// An item that was claimed: its slot, its number, the state of the source after it, and whether it is small.
 type Claimed = (Slot, Option<Index>, Option<Py<PyAny>>, bool);
 /// What was claimed, and the items themselves.
 type ClaimedItems = (Vec<Claimed>, Vec<Py<PyAny>>);
-
-/// Strings up to this length are small.
-const SHORT: ffi::Py_ssize_t = 256;
-/// Tuples of so many such members are.
-const FEW: usize = 16;
-
-/// Whether an object takes little memory, and nobody can change it: then many may be read ahead, and go together.
-fn is_small(object: &Bound<'_, PyAny>) -> bool {
-    let is_member = |object: &Bound<'_, PyAny>| {
-        let pointer = object.as_ptr();
-        // SAFETY: looks at live objects of exact types, which cannot fail.
-        unsafe {
-            object.is_none()
-                || ffi::PyFloat_CheckExact(pointer) != 0
-                || ffi::PyBool_Check(pointer) != 0
-                || ffi::PyUnicode_CheckExact(pointer) != 0 && ffi::PyUnicode_GetLength(pointer) <= SHORT
-                || ffi::PyBytes_CheckExact(pointer) != 0 && ffi::PyBytes_Size(pointer) <= SHORT
-                || ffi::PyLong_CheckExact(pointer) != 0 && {
-                    let mut overflow = 0;
-                    ffi::PyLong_AsLongLongAndOverflow(pointer, &mut overflow);
-                    overflow == 0
-                }
-        }
-    };
-    match object.cast_exact::<PyTuple>() {
-        Ok(tuple) => tuple.len() <= FEW && tuple.iter_borrowed().all(|member| is_member(&member)),
-        Err(_) => is_member(object),
-    }
-}
 
 /// Waits for an event of the queue, however long; `sleep` returns whether it came within a slice.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
@@ -236,11 +182,7 @@ impl ReadAheadQueue {
         }
         let place = place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead));
         let given = place.as_ref().map_or(0, Place::given);
-        let window = grows.map(|(most, row, ahead)| {
-            let mut window = Window { least: capacity, most: most.max(capacity), row, reach: 0 };
-            window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
-            window
-        });
+        let window = grows.map(|(most, row, ahead)| Window::new(capacity, most, row, given, ahead));
         let capacity = window.map_or(capacity, |window| window.size());
         Ok(Self {
             queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
@@ -447,7 +389,7 @@ impl ReadAheadQueue {
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, Place::given));
         let window = self.window.with(py, |window| *window)?;
-        Some((window.row, window.reach.saturating_sub(given)))
+        Some((window.row, window.ahead_of(given)))
     }
 
     // -- both ---------------------------------------------------------------------------------------
@@ -455,8 +397,7 @@ impl ReadAheadQueue {
     /// Lets no worker begin a further item before the hold is released.
     fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
         slf.get().get()?;
-        let hold = Hold::new(Owner(slf.unbind()));
-        Ok(ReadAheadHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
+        Ok(ReadAheadHold::on(slf.unbind()))
     }
 
     /// Waits until no worker is at the source or may be changing an item; False if one still is after `seconds`.
@@ -564,67 +505,5 @@ impl ReadAheadQueue {
             drop(queue.drain());
             drop(self.place.with(py, Option::take));
         }
-    }
-}
-
-/// A queue that a hold keeps alive.
-struct Owner(Py<ReadAheadQueue>);
-
-impl Deref for Owner {
-    type Target = Queue;
-
-    fn deref(&self) -> &Queue {
-        &self.0.get().queue
-    }
-}
-
-/// The hold of the core, taken away when it is released.
-type Kept = Option<ManuallyDrop<Hold<Owner, Entry>>>;
-
-/// A hold on a queue: no worker begins an item before the last hold is released.
-///
-/// A forked child has no workers, and may have inherited a held lock: there a hold is forgotten.
-#[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
-pub struct ReadAheadHold {
-    hold: GilCell<Kept>,
-}
-
-impl ReadAheadHold {
-    fn queue(&self, py: Python<'_>) -> Option<Py<ReadAheadQueue>> {
-        self.hold.with(py, |hold| hold.as_ref().map(|hold| hold.owner().0.clone_ref(py)))
-    }
-}
-
-#[pymethods]
-impl ReadAheadHold {
-    /// Waits until the workers stand still; False if one is still busy with an item after `seconds`.
-    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
-    }
-
-    /// Lets go. May be called more than once.
-    fn release(&self, py: Python<'_>) {
-        let hold = self.hold.with(py, Option::take);
-        if let Some(hold) = hold
-            && hold.owner().0.get().get().is_ok()
-        {
-            drop(ManuallyDrop::into_inner(hold));
-        }
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the collector holds the GIL, of which it has no token to give.
-        let py = unsafe { Python::assume_attached() };
-        self.hold.with(py, |hold| visit.call(hold.as_ref().map(|hold| &hold.owner().0)))
-    }
-
-    fn __clear__(&self, py: Python<'_>) {
-        self.release(py);
-    }
-}
-
-impl Drop for ReadAheadHold {
-    fn drop(&mut self) {
-        Python::attach(|py| self.release(py));
     }
 }

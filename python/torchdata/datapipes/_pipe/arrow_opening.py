@@ -1,0 +1,75 @@
+"""From whatever holds a table to the source of its parts: `arrow_source`.
+
+Role: tells the libraries of tables apart, and opens those that are given by a path. Runs in the process that builds the
+pipe; no library is imported before one of its tables is at hand.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata._redacting import redact_error, shown
+from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, ArrowSource, IcebergFiles
+from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
+
+__all__ = ["arrow_source"]
+
+#: What a source is made of, for messages.
+_KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
+
+
+def _arrow(module: str) -> Any:
+    return optional_import(module, extra="parquet", needed_by="ArrowParts")
+
+
+def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
+    """The parts of a table.
+
+    Args:
+        source: what `ArrowParts` takes.
+        filter: likewise.
+        format: of files that are given by their paths.
+        part_rows: rows of a part of a Lance dataset.
+
+    Raises:
+        TypeError: it is no table.
+        ValueError: `part_rows` is given for another one.
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    library = type(source).__module__.partition(".")[0]
+    if library == "lance" or (isinstance(source, (str, os.PathLike)) and format == "lance"):
+        return LanceRows(lance_dataset("ArrowParts", source), filter, part_rows)
+    if part_rows is not None:
+        raise ValueError(
+            f"ArrowParts: part_rows is for Lance datasets: {shown(source)} is read by the parts in which it was written"
+        )
+    if isinstance(source, (str, os.PathLike)) and format == "delta":
+        source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))
+    elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
+        tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
+        source = tables.StaticTable.from_metadata(os.fspath(source))
+    arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
+    library = type(source).__module__.partition(".")[0]  # of what was opened meanwhile
+    if library == "pyiceberg":
+        return IcebergFiles(source, filter)
+    if library == "deltalake":
+        return ArrowFragments(source.to_pyarrow_dataset(), filter, lacks=True)
+    if isinstance(source, arrow.RecordBatch):
+        source = arrow.Table.from_batches([source])
+    elif isinstance(source, (str, os.PathLike)) or (
+        isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source)
+    ):
+        paths = os.fspath(source) if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
+        try:
+            source = dataset.dataset(paths, format=format)
+        except Exception as error:
+            redact_error(error)
+            error.add_note(f"ArrowParts cannot open {shown(source)}.")
+            raise
+    if isinstance(source, arrow.Table):
+        return ArrowChunks(source, filter)
+    if isinstance(source, dataset.Dataset):
+        return ArrowFragments(source, filter)
+    raise TypeError(f"ArrowParts: source must be {_KINDS}, but got {shown(source)} of type {type(source).__name__}")

@@ -1,0 +1,135 @@
+"""Iterators of this package's pipes that are made anew behind an exception that is skipped.
+
+Role: a generator that has raised has ended, but the `__iter__` of a pipe goes on from the state that its class lists,
+as it does from a loaded one. So a pass of which exceptions are skipped has a chain of iterators of the same pipe: each
+goes on where the one before it has raised, over the iterators of the sources that are there. Used by `skipping`, in
+whichever process and thread iterates the pipe. The chain owns the renewal, and that the sources' iterators.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import chain
+from types import GeneratorType
+from typing import Any
+
+from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
+
+__all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
+
+#: Where the pipes are whose `__iter__` goes on from what their class lists, whatever was raised.
+_OURS = "torchdata.datapipes."
+
+
+class Renewal(Iterator[Iterator[Any]]):
+    """The iterators of one pass of a pipe, one after the other.
+
+    Args:
+        datapipe: the pipe.
+        function: its own `__iter__`.
+        sources: the pipes whose progress tells whether it would raise at the same item again.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_again",
+        "_datapipe",
+        "_first",
+        "_function",
+        "_guards",
+        "_is_broken",
+        "_seen",
+        "_sources",
+    )
+
+    def __init__(self, datapipe: Any, function: Callable[[Any], Iterator[Any]], sources: list[Any]) -> None:
+        self._datapipe, self._function, self._sources = datapipe, function, sources
+        self._first: Iterator[Any] | None = None
+        self._is_broken = False
+        #: By pipe that is read: its iterator; and those that the next iterator of this one is still to go on with.
+        self._guards: dict[int, Iterator[Any]] = {}
+        self._again: dict[int, Iterator[Any]] = {}
+        #: How many items the pipe and its sources had yielded when the last one raised.
+        self._seen: list[int] | None = None
+
+    def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The first iterator, with what comes in its place; itself if it outlives exceptions, or never raises any."""
+        kind = type(self._datapipe)
+        if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
+            return iterator
+        self._first = iterator
+        return chain.from_iterable(self)
+
+    def __next__(self) -> Iterator[Any]:
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        if not self._is_broken:
+            raise StopIteration
+        self._is_broken = False
+        datapipe = self._datapipe
+        if not type(datapipe)._derives_state:
+            datapipe.load_state_dict(datapipe.state_dict())
+        self._again = dict(self._guards)
+        return self._function(datapipe)
+
+    def renew(self) -> bool:
+        """Has another iterator take the place of one that has raised; False if it would raise at the same item."""
+        seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
+        if seen == self._seen:
+            return False
+        self._seen, self._is_broken = seen, True
+        return True
+
+    def keep(self, source: Any, guard: Iterator[Any]) -> None:
+        """Notes the iterator of a source that has begun."""
+        self._guards[id(source)] = guard
+
+    def take_again(self, source: Any) -> Iterator[Any] | None:
+        """The iterator of a source with which to go on; None if the source is to begin."""
+        return self._again.pop(id(source), None)
+
+
+def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
+    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot go on behind one.
+
+    Args:
+        datapipe: the pipe, whose pass is to begin.
+        function: its own `__iter__`.
+    """
+    record, kind = record_of(datapipe), type(datapipe)
+    record.renewal = None
+    if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):
+        return None
+    sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
+    begins = hooks_of(datapipe)._begins_sources
+    if not begins:  # the pipe that it shares with others does
+        sources = [below for source in sources for below in sources_of(source) if is_iter_pipe(below)]
+    if not sources:
+        return None
+    renewal = Renewal(datapipe, function, sources)
+    record.renewal = mine = weakref.ref(renewal)
+    for source in sources if begins else ():
+        record_of(source).read_by = mine
+    return renewal
+
+
+def taken_again(datapipe: Any) -> Iterator[Any] | None:
+    """The running iterator of a pipe whose reader was made anew and goes on with it; None if it is to begin."""
+    renewal = _reader_of(datapipe)
+    return None if renewal is None else renewal.take_again(datapipe)
+
+
+def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
+    """Notes the iterator of a pipe that has begun, for a reader that may be made anew."""
+    renewal = _reader_of(datapipe)
+    if renewal is not None:
+        renewal.keep(datapipe, guard)
+
+
+def _reader_of(datapipe: Any) -> Renewal | None:
+    record = existing_record(datapipe)
+    return None if record is None or record.read_by is None else record.read_by()

@@ -1,0 +1,249 @@
+"""With in_order=False the dispatching process deals to whoever is free, and states and restarts stay exact."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.services.program import WorkerInfo
+from torchdata.datapipes.iter import IterableWrapper
+
+State = dict[str, Any]
+Build = Callable[[Any], Any]
+
+COUNT = 120
+#: The number of the worker that this process is; of one that waits until main lets it go, and what lets it go.
+own = -1
+let_go = multiprocessing.get_context("fork").Event()
+
+
+def note(datapipe: Any, info: WorkerInfo) -> Any:
+    global own
+    own = info.worker_id
+    return datapipe
+
+
+def held_in_worker_0(item: int) -> int:
+    if own == 0:
+        let_go.wait(60)
+    return item
+
+
+def uneven(item: int) -> int:
+    if own == 0:
+        time.sleep(0.001)
+    return item
+
+
+def plain(pipe: Any) -> Any:
+    return pipe.map(uneven)
+
+
+def batched(pipe: Any) -> Any:
+    return pipe.map(uneven).batch(3)
+
+
+def cycled(pipe: Any) -> Any:
+    return pipe.map(uneven).cycle(2)
+
+
+def filtered(pipe: Any) -> Any:
+    return pipe.map(uneven).filter(lambda item: item % 7 < 2)
+
+
+def loader(build: Build = plain, workers: int = 3, count: int = COUNT, **options: Any) -> DataLoader2[Any]:
+    options = {"in_order": False, "worker_init_fn": note, "worker_prefetch_cnt": 2, "main_prefetch_cnt": 0, **options}
+    pipe = build(IterableWrapper(range(count)).shuffle().sharding_round_robin_dispatch())
+    service = MultiProcessingReadingService(workers, "fork", **options)
+    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service)
+    made.seed(3)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A snapshot after each item."""
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    let_go.clear()
+    yield
+    let_go.set()
+
+
+def elements(items: list[Any]) -> Counter[int]:
+    return Counter(element for item in items for element in (item if isinstance(item, list) else [item]))
+
+
+def expected(build: Build) -> Counter[int]:
+    return elements(list(build(IterableWrapper(range(COUNT)))))
+
+
+def test_a_worker_that_stands_still_does_not_hold_up_the_others() -> None:
+    with loader(lambda pipe: pipe.map(held_in_worker_0)) as held:
+        got = []
+        for item in held:
+            got.append(item)
+            if len(got) == COUNT - 20:  # more than were waiting when the worker came to stand still
+                let_go.set()
+        assert sorted(got) == list(range(COUNT))
+
+
+def test_in_order_items_are_dealt_in_turn() -> None:
+    with loader(lambda pipe: pipe.map(lambda item: (own, item)), in_order=True) as strict:
+        assert [worker for worker, _ in strict] == [number % 3 for number in range(COUNT)]
+
+
+@pytest.mark.parametrize("build", [plain, batched, cycled, filtered])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_state_of_any_moment_goes_on_with_the_rest(build: Build, workers: int) -> None:
+    states: list[tuple[int, State]] = []
+    with loader(build, workers) as whole:
+        got = []
+        for item in whole:
+            if len(got) % 23 == 5:
+                states.append((len(got), whole.state_dict(items_ago=1)))
+            got.append(item)
+    assert elements(got) == expected(build)
+    for at, state in states[::3]:
+        with loader(build, workers) as again:
+            again.load_state_dict(pickle.loads(pickle.dumps(state)))
+            iterator = iter(again)
+            some = [next(iterator) for _ in range(min(4, len(got) - at))]
+            second = again.state_dict()
+        with loader(build, workers) as last:
+            last.load_state_dict(second)
+            assert elements([*got[:at], *some, *last]) == expected(build), at
+            assert elements(list(last)) == expected(build), "the next epoch"
+
+
+def test_a_state_of_later_epochs_of_a_graph_that_remembers_goes_on_with_the_rest() -> None:
+    def remembering(pipe: Any) -> Any:
+        return pipe.map(uneven)
+
+    def made() -> DataLoader2[Any]:
+        pipe = IterableWrapper(range(60)).in_memory_cache().sharding_round_robin_dispatch()
+        service = MultiProcessingReadingService(3, "fork", in_order=False, worker_init_fn=note)
+        return DataLoader2(remembering(pipe), reading_service=service)
+
+    with made() as whole:
+        assert sorted(whole) == list(range(60))
+        iterator = iter(whole)
+        got = [next(iterator) for _ in range(25)]
+        state = whole.state_dict()
+    with made() as again:
+        again.load_state_dict(state)
+        assert sorted([*got, *again]) == list(range(60))
+
+
+def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
+    """All items of a loader, a child of which is killed behind so many of them; `look` sees those that came by then."""
+    got: list[Any] = []
+    for item in dying:
+        got.append(item)
+        if len(got) in kills:
+            os.kill(dying.reading_service._children.pids[child], signal.SIGKILL)  # type: ignore[union-attr]
+        look(got)
+    return got
+
+
+@pytest.mark.parametrize("child", [0, 1, -1])
+@pytest.mark.parametrize("build", [plain, batched, cycled])
+def test_nothing_is_lost_or_doubled_when_processes_die(build: Build, child: int) -> None:
+    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
+        got = read(dying, child, (10, 35), len)
+    assert elements(got) == expected(build)
+
+
+def pinned(pipe: Any) -> Any:
+    return pipe.map(uneven).prefetch(20).pin_memory(pin_memory_fn=as_it_is)
+
+
+def as_it_is(item: int, _device: Any) -> int:
+    return item
+
+
+def test_a_state_of_before_a_death_is_as_good_as_ever() -> None:
+    states: list[tuple[int, State]] = []
+
+    def look(got: list[Any]) -> None:
+        if len(got) in (60, 90):
+            states.extend((len(got) - ago, dying.state_dict(items_ago=ago)) for ago in (0, 5, 30))
+
+    with loader(pinned, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
+        got = read(dying, -1, (50,), look)
+    for at, state in states:
+        with loader(pinned) as again:
+            again.load_state_dict(state)
+            assert elements([*got[:at], *again]) == expected(plain), at
+
+
+def state_at(count: int, **options: Any) -> tuple[list[Any], State]:
+    with loader(**options) as left:
+        iterator = iter(left)
+        return [next(iterator) for _ in range(count)], left.state_dict()
+
+
+def test_what_depends_on_who_had_which_item_is_refused_by_name() -> None:
+    _, state = state_at(30)
+    with loader(workers=2) as other, pytest.raises(ValueError, match="in_order=False the dispatching process dealt"):
+        other.load_state_dict(state)
+        iter(other)
+    with loader(in_order=True) as strict, pytest.raises(ValueError, match="give the reading service in_order=False"):
+        strict.load_state_dict(state)
+        iter(strict)
+
+
+def test_a_state_with_items_dealt_in_turn_goes_on_in_turn() -> None:
+    got, state = state_at(30, in_order=True)
+    with loader() as again:
+        again.load_state_dict(state)
+        iterator = iter(again)
+        got += [next(iterator) for _ in range(30)]
+        second = again.state_dict()
+    with loader() as last:
+        last.load_state_dict(second)
+        assert elements([*got, *last]) == expected(plain)
+        assert sorted(last) == list(range(COUNT)), "the next epoch is dealt freely"
+
+
+def test_a_state_of_the_beginning_serves_any_number_of_workers() -> None:
+    _, state = state_at(0)
+    with loader(workers=2) as other:
+        other.load_state_dict(state)
+        assert sorted(other) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    "owners", [(0, b"\1"), (0, b"\0\0"), (0, b"\4\0"), (-1, b""), (1 << 50, b""), ("0", b""), (0, [1]), 3]
+)
+def test_a_state_that_names_workers_that_there_are_not_is_refused(owners: Any) -> None:
+    _, state = state_at(30)
+    state["iteration_state"]["workers"]["owners"] = owners
+    with loader() as again, pytest.raises(ValueError, match="workers"):
+        again.load_state_dict(state)
+
+
+def test_an_error_before_the_dispatch_reaches_main() -> None:
+    def failing(item: int) -> int:
+        if item == 77:
+            raise KeyError("77 is not there")
+        return item
+
+    pipe = IterableWrapper(range(COUNT)).map(failing).sharding_round_robin_dispatch().map(uneven)
+    service = MultiProcessingReadingService(3, "fork", in_order=False, worker_init_fn=note)
+    with DataLoader2(pipe, reading_service=service) as failed:
+        got = []
+        with pytest.raises(KeyError, match="77 is not there"):
+            for item in failed:
+                got.append(item)
+    assert Counter(got) <= Counter(range(77))

@@ -1,0 +1,344 @@
+"""Tar archives that are gone on with in their middle: what they yield, and how much of them is read once more."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream_checks import check_restore, read
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe, TarArchiveLoader
+from torchdata.datapipes.iter.archives.archive import ArchiveLoader
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.utils import StreamWrapper
+
+#: Bytes of each member of a shard, of which a buffer that reads ahead holds few.
+SIZE = 100_000
+MEMBERS = 40
+
+
+def tar_of(contents: list[tuple[str, bytes]], style: int = tarfile.USTAR_FORMAT, **options: Any) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=style, **options) as archive:
+        for name, content in contents:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def shard_of(number: int = 0) -> bytes:
+    return tar_of([(f"{number}-{key}.bin", bytes([key]) * SIZE) for key in range(MEMBERS)])
+
+
+class Recording(io.RawIOBase):
+    """A file that says from where on it was read, and may be able to seek."""
+
+    #: The lowest offset that was read.
+    least: ClassVar[int] = 1 << 60
+
+    def __init__(self, path: str, seeks: bool) -> None:
+        self.file, self.seeks = open(path, "rb"), seeks  # noqa: SIM115  # closed below
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self.seeks
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if not self.seeks:
+            raise io.UnsupportedOperation("seek")
+        return self.file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        Recording.least = min(Recording.least, self.file.tell())
+        data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+class Recipe:
+    def __init__(self, path: str, seeks: bool) -> None:
+        self.path, self.seeks = path, seeks
+
+    def open(self) -> io.BufferedReader:
+        return io.BufferedReader(Recording(self.path, self.seeks))
+
+
+def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
+    """A pair of path and stream, which stands at `start`."""
+    if kind == "memory":
+        stream: Any = io.BytesIO(Path(path).read_bytes())
+    elif kind == "file":
+        stream = StreamWrapper(open(path, "rb"))  # noqa: SIM115  # the wrapper closes it
+    else:
+        recipe = Recipe(path, kind == "seeks")
+        stream = StreamWrapper(recipe.open(), recipe=recipe)
+    stream.read(start)
+    return path, stream
+
+
+class Pairs(IterDataPipe[Any]):
+    """One archive, opened anew in each epoch."""
+
+    def __init__(self, path: str, kind: str, start: int) -> None:
+        self.arguments = path, kind, start
+
+    def __iter__(self) -> Any:
+        return iter([opened(*self.arguments)])
+
+
+STYLES = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+NAMES = st.one_of(st.text("ab/é", min_size=1, max_size=8), st.sampled_from(["n" * 99, "n" * 101, "p/" * 80 + "x"]))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    members=st.lists(st.tuples(NAMES, st.sampled_from([0, 1, 511, 512, 513, 70_000])), min_size=1, max_size=6),
+    style=st.sampled_from(STYLES),
+    everywhere=st.booleans(),
+    kind=st.sampled_from(["seeks", "one way", "memory", "file"]),
+    mode=st.sampled_from(["r:*", "r:", "r|*", "r|"]),
+    start=st.sampled_from([0, 1, 700]),
+    cuts=st.lists(st.integers(0, 3), max_size=5),
+)
+def test_any_archive_is_gone_on_with_any_number_of_times(
+    tmp_path: Path,
+    members: list[tuple[str, int]],
+    style: int,
+    everywhere: bool,
+    kind: str,
+    mode: str,
+    start: int,
+    cuts: list[int],
+) -> None:
+    if style == tarfile.USTAR_FORMAT:  # which has no place for longer ones
+        members = [(name[:60], size) for name, size in members]
+    contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
+    options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
+    (tmp_path / "a.tar").write_bytes(b"?" * start + tar_of(contents, style, **options))
+
+    def build() -> Any:
+        return Pairs(str(tmp_path / "a.tar"), kind, start).load_from_tar(mode)
+
+    expected = [read(item) for item in build()]
+    assert [content for _, content in expected] == [content for _, content in contents]
+    found: list[Any] = []
+    pipe = build()
+    for cut in cuts:
+        items = iter(pipe)
+        found += [read(next(items)) for _ in range(min(cut, len(expected) - len(found)))]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        load_state(pipe := build(), state)
+    assert found + [read(item) for item in pipe] == expected
+
+
+@pytest.mark.parametrize("mode", ["r:*", "r|*", "r:"])
+def test_a_stream_that_seeks_is_read_from_the_next_header_on(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "a.tar").write_bytes(shard_of())
+    pipe, other = (Pairs(str(tmp_path / "a.tar"), "seeks", 0).load_from_tar(mode) for _ in range(2))
+    items = iter(pipe)
+    for _ in range(30):
+        read(next(items))
+    place = pipe._archive.tar.offset
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    del items
+    load_state(other, state)
+    Recording.least = 1 << 60
+    assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
+    assert Recording.least == place - 1
+
+
+def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(shard_of())
+
+    def build() -> Any:
+        return Pairs(str(tmp_path / "a.tar"), "seeks", 0).load_from_tar().shuffle(buffer_size=4).set_seed(1)
+
+    expected = [read(item) for item in build()]
+    items = iter(pipe := build())
+    head = [read(next(items)) for _ in range(30)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    del items
+    load_state(other := build(), state)
+    Recording.least = 1 << 60
+    assert head + [read(item) for item in other] == expected
+    assert Recording.least > 20 * SIZE
+
+
+@pytest.mark.parametrize("kind", ["seeks", "one way", "memory"])
+def test_a_state_of_an_earlier_release_is_read_from_the_start(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tar").write_bytes(shard_of())
+    pipe, other = (Pairs(str(tmp_path / "a.tar"), kind, 0).load_from_tar() for _ in range(2))
+    items = iter(pipe)
+    for _ in range(30):
+        read(next(items))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(TarArchiveLoader, "_bookmark", ArchiveLoader._bookmark)
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+    load_state(other, state)
+    assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
+
+
+class ReadOnly:
+    """A file object that has nothing but `read`, or that refuses to seek as streams of fsspec do."""
+
+    def __init__(self, path: str, refuses: bool) -> None:
+        self.file = open(path, "rb")  # noqa: SIM115  # closed below
+        if refuses:
+            self.seek = self._refuse
+
+    def _refuse(self, offset: int) -> None:
+        raise ValueError("Cannot seek streaming HTTP file")
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class ReadOnlyRecipe:
+    def __init__(self, path: str, refuses: bool) -> None:
+        self.arguments = path, refuses
+
+    def open(self) -> ReadOnly:
+        return ReadOnly(*self.arguments)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_stream_that_only_reads_is_read_up_to_the_place(tmp_path: Path, refuses: bool) -> None:
+    (tmp_path / "a.tar").write_bytes(shard_of())
+
+    def build() -> Any:
+        recipe = ReadOnlyRecipe(str(tmp_path / "a.tar"), refuses)
+        return IterableWrapper([("a", StreamWrapper.reopening(recipe))]).load_from_tar()
+
+    items = iter(pipe := build())
+    head = [read(next(items)) for _ in range(30)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    del items
+    load_state(other := build(), state)
+    assert [content for _, content in head + [read(item) for item in other]] == [
+        bytes([key]) * SIZE for key in range(MEMBERS)
+    ]
+
+
+# -- behind a server -------------------------------------------------------------------------------
+
+
+def http(url: str) -> Any:
+    return HttpReader([url]).load_from_tar()
+
+
+def by_fsspec(url: str) -> Any:
+    return FSSpecFileOpener([url], mode="rb", kwargs_for_open={"block_size": SIZE}).load_from_tar()
+
+
+def gone_on(build: Any, url: str, count: int) -> tuple[list[Any], Any]:
+    """The first members, and another pipe that is to go on behind them."""
+    items = iter(pipe := build(url))
+    head = [read(next(items)) for _ in range(count)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    del items, pipe
+    load_state(other := build(url), state)
+    return head, other
+
+
+@pytest.mark.parametrize("build", [http, by_fsspec])
+def test_a_shard_on_a_server_is_gone_on_with_by_a_ranged_read(web: Any, build: Any) -> None:
+    shard = shard_of()
+    url = web.url("a.tar", shard)
+    head, pipe = gone_on(build, url, 35)
+    web.forget_requests()
+    assert [content for _, content in head + [read(item) for item in pipe]] == [
+        bytes([key]) * SIZE for key in range(MEMBERS)
+    ]
+    ranges = [request["Range"] for request in web.requests() if "Range" in request]
+    place = 35 * (512 + -(-SIZE // 512) * 512)
+    assert ranges[0].startswith(f"bytes={place - 1}-")
+    assert web.sent() < len(shard) // 2
+
+
+@pytest.mark.parametrize(
+    "habit",
+    [
+        {"ranges": "no"},
+        {"ranges": "no", "chunked": 1},
+        {"validator": "none"},
+        {"validator": "weak", "chunked": 1},
+        {"gzip": 1},
+        {"endless": 1},
+    ],
+)
+def test_a_server_of_any_habit_is_gone_on_with(web: Any, habit: dict[str, Any]) -> None:
+    """Without ranges, or if nothing tells whether the shard is the same, it sends what is dropped."""
+    url = web.url("a.tar", shard_of(), **habit)
+    head, pipe = gone_on(http, url, 35)
+    rest = [read(item) for item in pipe]
+    assert [content for _, content in head + rest] == [bytes([key]) * SIZE for key in range(MEMBERS)]
+
+
+@pytest.mark.parametrize(("build", "ranges"), [(http, "yes"), (http, "no"), (by_fsspec, "yes")])
+def test_a_shard_that_has_changed_meanwhile_is_an_error_that_names_it(web: Any, build: Any, ranges: str) -> None:
+    shard = shard_of()
+    url = web.url("a.tar", shard, ranges=ranges)
+    _, pipe = gone_on(build, url, 35)
+    web.url("a.tar", shard + bytes(10240))
+    with pytest.raises(RuntimeError, match=r"cannot go on with '.*a\.tar.*because the file has changed") as caught:
+        list(pipe)
+    assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
+
+
+def test_small_shards_on_a_server_are_restored_at_every_position(web: Any) -> None:
+    urls = [web.url(f"{n}.tar", tar_of([(f"{n}{key}", b"%d" % key * 300) for key in range(3)])) for n in range(2)]
+    assert len(check_restore(lambda: HttpReader(urls).load_from_tar())) == 6
+    assert len(list(FSSpecFileOpener(urls, mode="rb"))) == 2  # its thread has files of its own from now on
+    assert len(check_restore(lambda: FSSpecFileOpener(urls, mode="rb").load_from_tar(), sockets=False)) == 6
+
+
+def content_of(pair: Any) -> tuple[str, bytes]:
+    return pair[0].rpartition("/")[2], pair[1].read()
+
+
+def test_workers_go_on_inside_their_shards(web: Any) -> None:
+    shards = [shard_of(number) for number in range(2)]
+    urls = [web.url(f"{number}.tar", shard) for number, shard in enumerate(shards)]
+
+    def loader() -> Any:
+        pipe = IterableWrapper(urls).sharding_filter().read_from_http().load_from_tar().map(content_of)
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, worker_prefetch_cnt=1))
+
+    with loader() as run:
+        items = iter(run)
+        head = [next(items) for _ in range(70)]
+        state = run.state_dict()
+    with loader() as run:
+        run.load_state_dict(state)
+        web.forget_requests()
+        rest = list(run)
+    names = [name for name, _ in head + rest]
+    assert len(names) == len(set(names)) == 2 * MEMBERS
+    starts = [int(request["Range"].split("=")[1].split("-")[0]) for request in web.requests() if "Range" in request]
+    assert len(starts) == 2
+    assert web.sent() < sum(map(len, shards))

@@ -1,0 +1,269 @@
+"""Rows of Lance datasets that lance itself has written: by index, in ranges, filtered, shared out and gone on with."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import ArrowReader, IterableWrapper, LanceReader
+from torchdata.datapipes.map import ArrowParts
+from torchdata.datapipes.state import load_state, save_state
+
+
+def table(start: int, end: int) -> Any:
+    numbers = range(start, end)
+    columns = {"a": [*numbers], "b": [f"t{number}" for number in numbers], "c": [number / 2 for number in numbers]}
+    return pyarrow.table(columns, pyarrow.schema({"a": "int64", "b": "string", "c": "float64"}))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Any:
+    """Thirty rows in three fragments."""
+    return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
+
+
+def values(pipe: Any, column: str = "a") -> list[Any]:
+    return [row[column] for row in pipe]
+
+
+def check_exact(build: Any) -> None:
+    """The rest behind a state of each position, and the epoch after it."""
+    whole = [str(item) for item in build()]
+    for position in range(len(whole) + 1):
+        iterator = iter(pipe := build())
+        assert [str(next(iterator)) for _ in range(position)] == whole[:position]
+        load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
+        assert [str(item) for item in other] == whole[position:]
+        assert len(list(other)) == len(whole)
+
+
+def test_rows_come_by_index_as_lance_takes_them(dataset: Any) -> None:
+    indices = [29, 3, 3, 0, 17]
+    assert list(LanceReader(indices, dataset)) == dataset.take(indices).to_pylist()
+    assert list(IterableWrapper(indices).read_lance(dataset.uri, ["c", "a"])) == [
+        {"c": index / 2, "a": index} for index in indices
+    ]
+    assert values(LanceReader(np.array(indices), dataset)) == indices
+
+
+def test_lists_of_indices_are_read_at_once(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, take = [], lance.LanceDataset.take
+
+    def noting(self: Any, indices: Any, columns: Any) -> Any:
+        asked.append(list(indices))
+        return take(self, indices, columns)
+
+    monkeypatch.setattr(lance.LanceDataset, "take", noting)
+    pipe = IterableWrapper([29, 3, 17, 0, 8]).batch(2)
+    assert values(pipe.read_lance(dataset)) == [29, 3, 17, 0, 8]
+    assert asked == [[29, 3], [17, 0], [8]]
+    frames = list(pipe.read_lance(dataset, ["a"], rows=False))
+    assert [frame["a"].tolist() for frame in frames] == [[29, 3], [17, 0], [8]]
+    frames = list(pipe.read_lance(dataset, ["a"], rows=False, frame_size=1, library="pyarrow"))
+    assert [frame["a"].to_pylist() for frame in frames] == [[29], [3], [17], [0], [8]]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_frames_of_a_library(dataset: Any, library: Any) -> None:
+    frames = list(LanceReader([[1, 2], [5]], dataset, ["a"], rows=False, library=library))
+    assert {type(frame).__module__.partition(".")[0] for frame in frames} == {library}
+    assert [len(frame) for frame in frames] == [2, 1]
+
+
+def test_ranges_of_rows_are_parts_across_fragments_of_a_chosen_size(dataset: Any) -> None:
+    parts = ArrowParts(dataset, part_rows=7)
+    assert (len(parts), parts.name(4)) == (5, f"rows 28 to 29 of version 1 of {dataset.uri!r}")
+    assert values(parts.to_iter_datapipe().read_arrow()) == list(range(30))
+    assert values(ArrowReader(dataset)) == list(range(30))
+    assert values(ArrowParts(dataset.uri, format="lance").to_iter_datapipe().read_arrow()) == list(range(30))
+    assert values(parts.to_iter_datapipe().batch(2).read_arrow()) == list(range(30))
+
+
+@pytest.mark.parametrize(
+    "filter", ["a > 5 AND a < 22", (pyarrow.compute.field("a") > 5) & (pyarrow.compute.field("a") < 22)]
+)
+def test_a_filter_makes_parts_of_the_rows_that_it_leaves(dataset: Any, filter: Any) -> None:
+    parts = ArrowParts(dataset, filter, part_rows=5)
+    assert len(parts) == 4
+    assert values(parts.to_iter_datapipe().read_arrow(["b"]), "b") == [f"t{number}" for number in range(6, 22)]
+    check_exact(lambda: ArrowParts(dataset, filter, part_rows=5).shuffle().set_seed(2).read_arrow(["a"]))
+    assert list(ArrowParts(dataset, "a > 99").to_iter_datapipe().read_arrow()) == []
+
+
+def test_rows_that_were_deleted_are_passed_over(dataset: Any) -> None:
+    dataset.delete("a = 3 OR (a > 8 AND a < 21)")
+    left = [number for number in range(30) if number != 3 and not 8 < number < 21]
+    assert values(ArrowParts(dataset, part_rows=4).to_iter_datapipe().read_arrow()) == left
+    assert values(LanceReader(range(len(left)), dataset)) == left
+    assert values(ArrowParts(dataset, "c >= 4", part_rows=4).to_iter_datapipe().read_arrow()) == [
+        number for number in left if number >= 8
+    ]
+
+
+def test_states_are_exact_at_every_row_and_frame_and_small(dataset: Any) -> None:
+    check_exact(lambda: LanceReader([29, 3, 17, 0], dataset))
+    check_exact(lambda: IterableWrapper(range(30)).shuffle().set_seed(4).batch(4).read_lance(dataset, ["a"]))
+    check_exact(lambda: ArrowParts(dataset, part_rows=7).shuffle().set_seed(3).read_arrow())
+    check_exact(lambda: ArrowReader(dataset, ["a"], rows=False, frame_size=4).map(str))
+    pipe = ArrowParts(dataset, part_rows=7).to_iter_datapipe().read_arrow()
+    iterator = iter(pipe)
+    head = [next(iterator)["a"] for _ in range(17)]
+    state = save_state(pipe)
+    assert len(str(state)) < 3000
+    later = ArrowParts(dataset, part_rows=7).to_iter_datapipe().read_arrow()
+    read, original = [], later._table.read
+    later._table.read = lambda part, *rest: read.append(part) or original(part, *rest)  # type: ignore[method-assign]
+    load_state(later, state)
+    assert head + values(later) == list(range(30))
+    assert read == [2, 3, 4]
+
+
+def test_a_pipe_reads_the_version_of_its_dataset_and_refuses_states_of_others(dataset: Any) -> None:
+    pipe = ArrowParts(dataset, part_rows=7).to_iter_datapipe().read_arrow()
+    copied = pickle.loads(pickle.dumps(pipe))
+    lance.write_dataset(table(30, 34), dataset.uri, mode="append")
+    assert values(pipe) == values(copied) == list(range(30))
+    iterator = iter(pipe)
+    next(iterator)
+    state = save_state(pipe)
+    grown = ArrowParts(dataset.uri, format="lance", part_rows=7).to_iter_datapipe().read_arrow()
+    assert values(grown) == list(range(34))
+    load_state(grown, state)
+    with pytest.raises(ValueError, match="was saved in rows 0 to 6 of version 1 of .*, which is not part 0 of this"):
+        list(grown)
+    load_state(
+        old := ArrowParts(lance.dataset(dataset.uri, version=1), part_rows=7).to_iter_datapipe().read_arrow(), state
+    )
+    assert values(old) == list(range(1, 30))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_share_ranges_before_they_are_read_and_go_on_exactly(dataset: Any, method: str) -> None:
+    assert values(LanceReader([3], dataset)) == [3]  # the parent has used lance
+
+    def loader() -> DataLoader2[Any]:
+        pipe = ArrowParts(dataset, part_rows=4).shuffle().sharding_filter().read_arrow(["a"])
+        run = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method))
+        run.seed(5)
+        return run
+
+    with loader() as run:
+        iterator = iter(run)
+        head = values(next(iterator) for _ in range(11))
+        state = run.state_dict()
+        rest = values(iterator)
+    assert sorted(head + rest) == list(range(30)) != head + rest
+    with loader() as run:
+        run.load_state_dict(state)
+        assert values(run) == rest
+
+
+def test_each_worker_reads_its_share_alone(dataset: Any) -> None:
+    pipe = IterableWrapper(range(30)).batch(5).sharding_filter()
+    pipe.apply_sharding(2, 1)
+    reader = pipe.read_lance(dataset, ["a"])
+    read, original = [], reader._table.read_all
+    reader._table.read_all = lambda parts, *rest: read.append(parts) or original(parts, *rest)  # type: ignore[method-assign]
+    assert values(reader) == [*range(5, 10), *range(15, 20), *range(25, 30)]
+    assert [parts[0] for parts in read] == [5, 15, 25]
+
+
+def test_arrays_lie_over_arrow_s_memory_and_nulls_among_integers_are_an_error(tmp_path: Path) -> None:
+    source = pyarrow.table({"a": [1, None, 3], "x": [0.5, None, 1.5], "i": [1, 2, 3]})
+    dataset = lance.write_dataset(source, tmp_path / "nulls.lance")
+    [frame] = LanceReader([[0, 1, 2]], dataset, ["x", "i"], rows=False)
+    assert np.isnan(frame["x"][1])
+    assert not frame["i"].flags.owndata
+    assert not frame["i"].flags.writeable
+    with pytest.raises(
+        ValueError, match=r"LanceReader cannot read row 1 of .*: LanceReader: column 'a' has nulls.*dtype="
+    ):
+        list(LanceReader([[1, 2]], dataset, rows=False))
+    [frame] = LanceReader([[0, 1]], dataset, ["a"], rows=False, dtype={"a": "float64"})
+    assert np.isnan(frame["a"][1])
+    assert values(LanceReader([1], dataset)) == [None]
+
+
+def test_a_column_that_some_fragments_lack_is_null_there(dataset: Any) -> None:
+    dataset.add_columns(pyarrow.schema({"d": "int64"}))
+    dataset = lance.write_dataset(table(30, 32).append_column("d", [[7, 8]]), dataset.uri, mode="append")
+    assert values(LanceReader([0, 30, 31], dataset, ["d"]), "d") == [None, 7, 8]
+
+
+def test_what_is_wrong_is_named(dataset: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no column 'z'; there are \['a', 'b', 'c'\]"):
+        LanceReader([0], dataset, ["z"])
+    with pytest.raises(IndexError, match="LanceReader reads parts 0 to 29, but was asked for 30"):
+        list(LanceReader([30], dataset))
+    with pytest.raises(TypeError, match="LanceReader expects numbers of parts"):
+        list(LanceReader([[1, "x"]], dataset))
+    with pytest.raises(TypeError, match="LanceReader: dataset must be a lance.LanceDataset, or the path"):
+        LanceReader([0], table(0, 3))
+    with pytest.raises(ValueError, match="part_rows is for Lance datasets"):
+        ArrowParts(table(0, 3), part_rows=4)
+    with pytest.raises((OSError, ValueError), match="nowhere") as caught:
+        LanceReader([0], tmp_path / "nowhere.lance")
+    assert any("LanceReader cannot open" in note for note in caught.value.__notes__)
+
+
+def test_a_damaged_file_is_named(dataset: Any) -> None:
+    pipe = LanceReader([[12]], dataset, ["a"])
+    for path in (Path(dataset.uri) / "data").iterdir():
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises((OSError, ValueError), match=r"LanceReader cannot read row 12 of version 1 of .*rows\.lance"):
+        list(pipe)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    deleted=st.sets(st.integers(0, 40), max_size=10),
+    least=st.one_of(st.none(), st.integers(0, 40)),
+    part_rows=st.integers(1, 15),
+    batch=st.integers(0, 3),
+    seed=st.integers(0, 5),
+    cuts=st.lists(st.integers(0, 9), max_size=4),
+)
+def test_any_dataset_yields_each_row_once_and_is_gone_on_with_any_number_of_times(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    deleted: set[int],
+    least: int | None,
+    part_rows: int,
+    batch: int,
+    seed: int,
+    cuts: list[int],
+) -> None:
+    path, start = tmp_path_factory.mktemp("lance") / "any.lance", 0
+    for size in sizes:
+        dataset = lance.write_dataset(table(start, start + size), path, mode="append" if start else "create")
+        start += size
+    if deleted:
+        dataset.delete(f"a IN ({', '.join(map(str, deleted))})")
+    expected = [row for row in range(start) if row not in deleted and (least is None or row >= least)]
+
+    def build() -> Any:
+        parts = ArrowParts(dataset, None if least is None else f"a >= {least}", part_rows=part_rows)
+        numbers = parts.shuffle().set_seed(seed)
+        return (numbers.batch(batch) if batch else numbers).read_arrow(["a"])
+
+    order = values(build())
+    assert sorted(order) == expected
+    found: list[int] = []
+    pipe = build()
+    for cut in cuts:
+        iterator = iter(pipe)
+        found += [next(iterator)["a"] for _ in range(min(cut, len(order) - len(found)))]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        load_state(pipe := build(), state)
+    assert found + values(pipe) == order

@@ -1,0 +1,74 @@
+"""The ways in which a process hangs at an item, by itself: for tests and random drivers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+
+def stop(_folder: Path) -> None:
+    """Is stopped, as by a debugger or a job control."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def sleep(_folder: Path) -> None:
+    """Sleeps for years."""
+    time.sleep(1e8)
+
+
+def lock(_folder: Path) -> None:
+    """Waits for a lock that another thread has."""
+    held, is_held = threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        with held:
+            is_held.set()
+            time.sleep(1e8)
+
+    threading.Thread(target=hold, daemon=True).start()
+    is_held.wait()
+    held.acquire()
+
+
+def loop(_folder: Path) -> None:
+    """Runs in C without end, and keeps the interpreter's lock."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def fifo(folder: Path) -> None:
+    """Reads what nobody writes."""
+    path = folder / f"fifo{os.getpid()}"
+    os.mkfifo(path)
+    with path.open() as file:
+        file.read()
+
+
+WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
+
+
+class Hanging:
+    """Hangs in so many processes, and in no further one.
+
+    Args:
+        way: the name of a way.
+        folder: where the processes tell each other that they have hung.
+        times: how many do.
+    """
+
+    def __init__(self, way: str, folder: Path | str, times: int = 1) -> None:
+        self.way, self.folder, self.times = way, str(folder), times
+
+    def __call__(self) -> None:
+        for number in range(self.times):
+            try:
+                (Path(self.folder) / f"hung{number}").open("x").close()
+            except FileExistsError:
+                continue
+            except FileNotFoundError:  # the program has ended
+                return
+            WAYS[self.way](Path(self.folder))
+            return

@@ -1,0 +1,156 @@
+//! The promises of hub and members, explored: every order of events of a small job, with a death at every step.
+
+mod explored;
+mod over_sockets;
+
+use explored::{Explorer, Harm};
+
+fn explore(harm: Harm) {
+    let mut states = 0;
+    for size in 2..=3 {
+        for victim in 0..size {
+            states += Explorer::new(size, victim, harm).run();
+        }
+    }
+    println!("{harm:?}: {states} states");
+    assert!(states > 100, "the explorer found something to explore");
+}
+
+#[test]
+fn ranks_that_all_live_agree_whatever_the_order() {
+    explore(Harm::None);
+}
+
+#[test]
+fn every_rank_that_is_left_hears_who_died() {
+    explore(Harm::Dies);
+}
+
+#[test]
+fn every_rank_that_is_left_hears_who_was_stopped() {
+    explore(Harm::Stops);
+}
+
+#[test]
+fn every_rank_hears_who_did_not_come_along() {
+    explore(Harm::Hangs);
+}
+
+#[test]
+fn every_rank_hears_who_took_its_leave() {
+    explore(Harm::Parts);
+}
+
+#[test]
+fn every_rank_hears_who_left_its_loop() {
+    explore(Harm::Leaves);
+}
+
+mod judged {
+    use std::time::{Duration, Instant};
+
+    use torchdata_core::ranks::hub::Hub;
+    use torchdata_core::ranks::message::Message;
+    use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
+
+    /// A hub of three ranks behind the opening.
+    fn opened() -> Hub {
+        let mut hub = Hub::new(3);
+        hub.submit(0);
+        hub.seat(1);
+        hub.seat(2);
+        assert_eq!(hub.answer(0), Some(Answer::Least(0)));
+        hub
+    }
+
+    fn failed(fault: Fault, ranks: &[u32], by: u32) -> Option<Answer> {
+        Some(Answer::Failed(Verdict { fault, ranks: ranks.to_vec(), by }))
+    }
+
+    #[test]
+    fn a_rank_that_comes_while_it_is_judged_came_too_late_for_all() {
+        let (mut hub, start) = (opened(), Instant::now());
+        hub.receive(1, Message::Beat, start);
+        hub.submit(7);
+        hub.receive(2, Message::Value { operation: 1, value: 8 }, start);
+        hub.receive(2, Message::Late { operation: 1 }, start + WATCH);
+        assert_eq!(hub.answer(1), None, "rank 1 is listened for");
+        hub.receive(1, Message::Value { operation: 1, value: 9 }, start + WATCH + Duration::from_millis(10));
+        assert_eq!(hub.answer(1), failed(Fault::Late, &[1], 2));
+    }
+
+    #[test]
+    fn a_rank_that_died_behind_its_value_is_missed_in_the_next_operation_only() {
+        let (mut hub, now) = (opened(), Instant::now());
+        hub.receive(1, Message::Value { operation: 1, value: -5 }, now);
+        hub.lose(1);
+        hub.receive(2, Message::Value { operation: 1, value: 8 }, now);
+        assert_eq!(hub.submit(7), 1);
+        assert_eq!(hub.answer(1), Some(Answer::Least(-5)));
+        assert_eq!(hub.submit(7), 2);
+        assert_eq!(hub.answer(2), failed(Fault::Dead, &[1], 0));
+    }
+
+    #[test]
+    fn ranks_that_never_come_to_the_opening_are_absent() {
+        let (mut hub, now) = (Hub::new(4), Instant::now());
+        hub.submit(0);
+        hub.seat(2);
+        hub.give_up(0, now);
+        assert_eq!(hub.answer(0), failed(Fault::Absent, &[1, 3], 0));
+        hub.outgoing();
+        hub.seat(3);
+        assert!(matches!(&hub.outgoing()[..], [(3, Message::Failed(_))]), "who comes later is told");
+    }
+}
+
+mod sent {
+    use proptest::prelude::*;
+    use torchdata_core::ranks::message::Message;
+    use torchdata_core::ranks::{Fault, Verdict};
+
+    fn messages() -> impl Strategy<Value = Message> {
+        let faults = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
+        let verdicts =
+            (prop::sample::select(faults.to_vec()), prop::collection::vec(any::<u32>(), 1..20), any::<u32>());
+        prop_oneof![
+            (any::<[u8; 16]>(), any::<u32>()).prop_map(|(token, rank)| Message::Hello { token, rank }),
+            any::<[u8; 16]>().prop_map(|token| Message::Welcome { token }),
+            (any::<u64>(), any::<i64>()).prop_map(|(operation, value)| Message::Value { operation, value }),
+            (any::<u64>(), any::<i64>()).prop_map(|(operation, value)| Message::Least { operation, value }),
+            any::<u64>().prop_map(|operation| Message::Late { operation }),
+            prop::sample::select(vec![Message::Beat, Message::Left, Message::Bye]),
+            verdicts.prop_map(|(fault, ranks, by)| Message::Failed(Verdict { fault, ranks, by })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_as_they_were_sent_however_they_are_cut(
+            sent in prop::collection::vec(messages(), 0..10),
+            cut in 1_usize..50,
+        ) {
+            let mut bytes = Vec::new();
+            sent.iter().for_each(|message| message.encode(&mut bytes));
+            let (mut came, mut received) = (Vec::new(), Vec::new());
+            for piece in bytes.chunks(cut) {
+                came.extend(piece);
+                while let Some(message) = Message::take(&mut came).expect("whole messages") {
+                    received.push(message);
+                }
+            }
+            prop_assert_eq!(received, sent);
+            prop_assert!(came.is_empty());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_messages_or_damage_and_never_more(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut came = bytes;
+            let mut left = came.len() + 1;
+            while let Ok(Some(_)) = Message::take(&mut came) {
+                prop_assert!(came.len() < left);
+                left = came.len();
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A meeting of two ranks over sockets, beside strangers who have no business there.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use torchdata_core::ranks::meeting::{Meeting, Tokens};
+use torchdata_core::ranks::{Answer, Fault, Verdict};
+
+const TOKENS: Tokens = Tokens { hello: [1; 16], welcome: [2; 16] };
+const SLICE: Duration = Duration::from_millis(50);
+
+fn end_of(meeting: &Meeting, operation: u64) -> Answer {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(answer) = meeting.wait(operation, SLICE) {
+            return answer;
+        }
+        assert!(Instant::now() < until, "operation {operation} does not end");
+    }
+}
+
+/// Opens the meeting of two ranks, beside callers who have no business there.
+fn opened() -> (Meeting, Meeting) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+    let mut silent = TcpStream::connect(address).unwrap();
+    let mut noisy = TcpStream::connect(address).unwrap();
+    noisy.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    silent.write_all(&[1]).unwrap();
+    let member = std::thread::spawn(move || {
+        let wrong = Tokens { hello: [3; 16], ..TOKENS };
+        let patience = Duration::from_secs(10);
+        assert!(Meeting::join(TcpStream::connect(address).unwrap(), 1, wrong, patience).is_err());
+        let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, patience).unwrap();
+        assert_eq!(end_of(&member, 0), Answer::Least(0));
+        member
+    });
+    assert_eq!(end_of(&hub, 0), Answer::Least(0));
+    (hub, member.join().unwrap())
+}
+
+#[test]
+fn two_ranks_agree_and_part() {
+    let (hub, member) = opened();
+    hub.serve().unwrap();
+    member.serve().unwrap();
+    for value in 1..100 {
+        let operations = [hub.submit(value), member.submit(value + 1)];
+        assert_eq!(operations, [value as u64; 2]);
+        assert_eq!(end_of(&hub, value as u64), Answer::Least(value));
+        assert_eq!(end_of(&member, value as u64), Answer::Least(value));
+    }
+    drop(member);
+    let operation = hub.submit(0);
+    let parted = Verdict { fault: Fault::Parted, ranks: vec![1], by: 0 };
+    assert_eq!(end_of(&hub, operation), Answer::Failed(parted));
+}
+
+#[test]
+fn the_last_words_of_a_hub_that_goes_arrive() {
+    let (hub, member) = opened();
+    member.serve().unwrap();
+    let operation = member.submit(1);
+    hub.leave();
+    drop(hub);
+    let left = Verdict { fault: Fault::Left, ranks: vec![0], by: 0 };
+    assert_eq!(end_of(&member, operation), Answer::Failed(left));
+}
+
+/// The number of bytes that a hub takes from a stranger before it hangs up.
+fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
+    stranger.set_nonblocking(true).unwrap();
+    let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
+    loop {
+        match (&*stranger).write(&flood) {
+            Ok(count) => taken += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return taken,
+        }
+        assert!(Instant::now() < until, "the hub listens to a stranger");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+    hub.serve().unwrap();
+    let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let noisy = TcpStream::connect(address).unwrap();
+    let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
+    assert_eq!(hub.wait(0, SLICE), None);
+    let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
+    // The door, the wake-up and two ranks' worth of others beside 16.
+    assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
+    assert_eq!(end_of(&member, 0), Answer::Least(0));
+    assert_eq!(end_of(&hub, 0), Answer::Least(0));
+    // Buffers of the two sockets, and no more: all behind the first message stays unread.
+    assert!(flooding.join().unwrap() < 16 << 20);
+    drop(crowd);
+}
+
+#[test]
+fn a_stranger_who_says_nothing_is_sent_away() {
+    use std::io::Read;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+    hub.serve().unwrap();
+    let mut silent = TcpStream::connect(address).unwrap();
+    silent.write_all(&[1, 20]).unwrap();
+    silent.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+}
