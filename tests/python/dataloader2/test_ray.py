@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ import pytest
 from one_rank import Alone
 from process_checks import MULTIPROCESSING, is_gone
 from ray_cluster import PIPELINES, array, cluster, failing, needs_ray, numbered, of_ray
+from torchdata._engine.remote import worker as worker_module
+from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -24,7 +29,8 @@ from torchdata.dataloader2 import (
     RayReadingService,
     SequentialReadingService,
 )
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.dataloader2.linter import DataPipeLintWarning
+from torchdata.datapipes.iter import FileLister, IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
@@ -170,6 +176,38 @@ def test_ranks_have_remote_workers_each() -> None:
         return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
 
     assert epochs(PIPELINES["numbers"], service(remote())) == epochs(PIPELINES["numbers"], service(local()))
+
+
+# -- what the user is told ---------------------------------------------------------------------------------------------
+
+
+def test_workers_for_which_ray_has_no_room_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "LATE", 0.5)
+    service = remote(WORKERS + 1, ray_remote_args={"num_cpus": 1})  # the cluster has two processors
+    with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        iter(loader)
+        words = (
+            r"Ray has no room: 1 of 3 workers wait for {CPU: 1} each, \d+ s so far, and the cluster has {CPU: 0} free"
+        )
+        wait_for(lambda: any(re.search(words, str(one.message)) for one in told))
+
+
+@pytest.mark.parametrize("spans", [True, False], ids=["machines", "this machine alone"])
+def test_a_local_folder_is_warned_of_if_workers_run_on_other_machines(
+    spans: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Cluster, "spans_machines", lambda _: spans)
+    (tmp_path / "one").touch()
+    pipe = FileLister(str(tmp_path)).sharding_filter()
+    with warnings.catch_warnings(record=True) as told, DataLoader2(pipe, reading_service=remote(1)) as loader:
+        warnings.simplefilter("always", DataPipeLintWarning)
+        assert list(loader) == [str(tmp_path / "one")]
+    assert [str(tmp_path) in str(one.message) for one in told if one.category is DataPipeLintWarning] == [True] * spans
+
+
+def test_a_cluster_of_this_machine_spans_no_others() -> None:
+    assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from hosts import LocallyRemote
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import PIPELINES, double, failing, numbered
+from ray_cluster import PIPELINES, as_it_is, double, failing, numbered, wide
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -106,21 +106,66 @@ def test_a_host_that_is_gone_is_an_error_with_the_reason_that_is_told() -> None:
     assert got == list(range(0, 2 * len(got), 2))
 
 
+# -- no room in main ---------------------------------------------------------------------------------------------------
+
+
+def full(count: int = 2500) -> DataLoader2[Any]:
+    """A loader whose workers are further ahead than its link has room for."""
+    service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
+    return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
+
+
+def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
+    """The first items, when the hosts hold back others; and the iterator."""
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(WORKERS)]
+    wait_for(lambda: all(actor.host._holds for actor in loader.reading_service.made.actors))
+    return first, iterator
+
+
+def test_a_call_is_obeyed_though_there_is_no_room_for_the_items_before() -> None:
+    with full() as loader:
+        first, iterator = first_of(loader)
+        loader.reading_service._pause(as_it_is)
+        loader.reading_service._resume()
+        assert [*first, *iterator] == [wide(x) for x in range(2500)]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["host", "worker"])
+def test_an_end_is_noticed_though_there_is_no_room_for_the_items_before(whole: bool) -> None:
+    with full() as loader:
+        first_of(loader)
+        actor = loader.reading_service.made.actors[1]
+        if whole:
+            actor.cut()
+        else:
+            os.kill(actor.host._child.pid, signal.SIGKILL)
+        with pytest.raises(WorkerExitedError, match="the host is gone" if whole else "SIGKILL") as caught:
+            loader.reading_service._pause(as_it_is)
+    assert caught.value.worker == 1
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_dies_and_whatever_is_late_nothing_is_lost_or_comes_twice(seed: int) -> None:
     dice = random.Random(seed)
 
     def make() -> Any:
-        return numbered(1200).map(double)
+        return numbered(1200).map(wide if seed else double)
 
     wanted = epochs(make, local())
-    with DataLoader2(make(), reading_service=LocallyRemote(WORKERS, seed=seed, on_worker_exit="restart")) as loader:
+    with DataLoader2(
+        make(), reading_service=LocallyRemote(WORKERS, worker_prefetch_cnt=500, seed=seed, on_worker_exit="restart")
+    ) as loader:
         loader.seed(5)
         for epoch in wanted:
             got: list[Any] = []
             kill_at = set(dice.sample(range(10, 900), 2))
+            call_at = {at + dice.randrange(3) for at in kill_at}
             for item in loader:
                 got.append(item)
+                if len(got) in call_at:
+                    loader.reading_service._pause(as_it_is)
+                    loader.reading_service._resume()
                 if len(got) in kill_at:
                     actor = loader.reading_service.made.actors[-1 - dice.randrange(WORKERS)]
                     if dice.random() < 0.5:

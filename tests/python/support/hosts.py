@@ -47,8 +47,8 @@ class LocalActor:
     def begin(self) -> Future[About]:
         return self._call("pull", self.host.begin)
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None:
-        self._call("tell", self.host.tell, number, words, frame)
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        self._call("tell", self.host.tell, number, words, frame, holds)
 
     def pull(self, most: int) -> Future[Pulled]:
         return self._call("pull", self.host.pull, most)
@@ -82,6 +82,9 @@ class LocalHosts:
         host = Host(RemoteSetup.of(setup, 4 << 20), cloudpickle.dumps(setup.program, protocol=5))
         self.actors.append(LocalActor(host, self._seed + len(self.actors), self._delay))
         return self.actors[-1]
+
+    def tell_late(self, seconds: float) -> None:
+        pass
 
     def why(self, error: BaseException) -> str:
         return f"it is told: {error}"

@@ -98,6 +98,15 @@ def array(x: int) -> np.ndarray[Any, Any]:
     return np.full((5000 + 13 * (x % 7),), x)
 
 
+def wide(x: int) -> bytes:
+    return bytes([x % 256]) * 8000
+
+
+def as_it_is(pipe: Any) -> Any:
+    """What is called between two items."""
+    return pipe
+
+
 def drawn(x: int) -> tuple[int, float, float]:
     return x, random.random(), float(np.random.rand())
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
+from queue import SimpleQueue
 from typing import Any
 
 import torchdata
@@ -109,9 +110,9 @@ class Pulled:
 
     Args:
         number: the how manieth it is.
-        words: words to be put behind the frame; None: they are as before.
+        words: the latest words; None: they are as before.
         frame: a head and large buffers; empty without units.
-        has_ended: whether the worker has, and all that it had sent has come.
+        has_ended: whether the worker has, and all has come that it had sent and that is not held back.
         exitcode: how.
     """
 
@@ -178,8 +179,11 @@ class Host:
         self._has_ended = False
         self._heard = time.monotonic()
         self._told, self._pulled = 0, 0
-        self._early: dict[int, tuple[list[int] | None, list[Any]]] = {}
+        self._early: dict[int, tuple[list[int] | None, list[Any], bool]] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
+        self._commands: SimpleQueue[list[Any] | None] = SimpleQueue()
+        #: Whether main has no room for units.
+        self._holds = False
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
@@ -188,30 +192,42 @@ class Host:
         while not self._control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
         self._carrier = Carrier(self._data, self._control, self._bells, MAIN, WORKER)
+        threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
         importlib.import_module("numpy")  # to be compared
         return About(child.pid or 0, os.getpid(), _node(), child.exitcode if child.ended else None, versions())
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None:
-        """Passes main's words and commands on to the worker.
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        """Passes main's words on to the worker, and commands as it has room for them.
 
         Args:
             number: the how manieth call it is, from 0.
-            words: words to be put behind the frame.
+            words: the latest words; None: they are as before.
             frame: commands.
+            holds: whether units are to be held back, as main has no room for more.
         """
         self._heard = time.monotonic()
         with self._telling:
-            self._early[number] = words, frame
+            self._early[number] = words, frame, holds
             while (earliest := self._early.pop(self._told, None)) is not None:
                 self._told += 1
-                self._pass_on(*earliest)
+                self._hear(*earliest)
 
-    def _pass_on(self, words: list[int] | None, frame: list[Any]) -> None:
+    def _hear(self, words: list[int] | None, frame: list[Any], holds: bool) -> None:
         assert self._carrier is not None
-        while frame and not self._carrier.put(frame) and not self._has_ended:
-            time.sleep(GLANCE)
         if words is not None:
             self._carrier.put_words(words)
+        if frame:
+            self._commands.put(frame)
+        if holds != self._holds:
+            self._holds = holds
+            self._carrier.ring()
+
+    def _pass_on(self) -> None:
+        """Gives the worker its commands. Nothing else waits until it has room for them."""
+        assert self._carrier is not None
+        while (frame := self._commands.get()) is not None:
+            while not self._carrier.put(frame) and not self._has_ended:
+                time.sleep(GLANCE)
 
     def pull(self, most: int) -> Pulled:
         """Gives what the worker has sent, as soon as there is anything.
@@ -223,11 +239,11 @@ class Host:
         assert self._carrier is not None
         with self._pulling:
             if not self._has_ended:
-                self._carrier.wait(PULSE, False)
+                self._carrier.wait(PULSE, not self._holds, False)
             has_ended = self._has_ended  # before the look: what it had sent by then is all
-            words, frame = self._carrier.take(most)
+            words, frame = self._carrier.take(0 if self._holds else most)
             self._pulled += 1
-            has_ended &= not frame
+            has_ended &= not frame  # units that are held back are lost with it: main may wait for its end
             return Pulled(self._pulled - 1, words, apart(frame), has_ended, self._child.exitcode if has_ended else None)
 
     def _watch(self) -> None:
@@ -240,6 +256,7 @@ class Host:
                 connection.wait([child.sentinel()], LOOK)
         child.close()
         self._has_ended = True
+        self._commands.put(None)
         if self._carrier is not None:
             self._carrier.ring()
 

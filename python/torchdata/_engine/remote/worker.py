@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +36,9 @@ _END = 1 << 32
 #: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 
+#: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
+LATE = 10.0
+
 #: Each worker's own number: process numbers of other machines may repeat.
 _numbers = itertools.count(1)
 
@@ -47,7 +51,7 @@ class Actor(Protocol):
 
     def begin(self) -> Future[About]: ...
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any]) -> None: ...
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None: ...
 
     def pull(self, most: int) -> Future[Pulled]: ...
 
@@ -65,6 +69,9 @@ class Hosts(Protocol):
 
     def host(self, setup: ChildSetup) -> Actor:
         """Asks for a host, and does not wait for it."""
+
+    def tell_late(self, seconds: float) -> None:
+        """Warns that a host is not up after so many seconds."""
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
@@ -128,6 +135,11 @@ class RemoteWorker(ChildProcess):
             return f"{self.name} ({actor}, not up yet)"
         return f"{self.name} (pid {self.about.pid} on {self.about.node}, {actor})"
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it was asked for, and is not up."""
+        return self._actor is not None and self.about is None and not self._has_ended
+
     def kill(self) -> None:
         """Ends it at once."""
         self._is_killed = True
@@ -177,45 +189,95 @@ class RemoteWorker(ChildProcess):
         self._carrier = carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, index, MAIN)
         pulls: deque[Future[Pulled]] = deque()
         early: dict[int, Pulled] = {}
+        arrived = _Arrived(carrier, self._hosts.chunk_bytes)
         told = pulled = 0
-        lacking: Pulled | None = None
-        is_ending = False
+        holds = False
         while not self._is_killed:
             actor.check()
+            arrived.put()
             words, commands = carrier.take(TOLD)
-            if words is not None or commands:
-                is_ending |= words is not None and bool(words[0] & _END)
-                actor.tell(told, words, apart(commands))
+            if words is not None and words[0] & _END:
+                arrived.end()
+            if words is not None or commands or holds != arrived.is_much:
+                holds = arrived.is_much
+                actor.tell(told, words, apart(commands), holds)
                 told += 1
             while len(pulls) < AHEAD:
                 pull = actor.pull(self._hosts.chunk_bytes)
                 pulls.append(pull)
                 pull.add_done_callback(_ringing(carrier))
-            if lacking is None:
-                while pulls and pulls[0].done():
-                    one = pulls.popleft().result()
-                    early[one.number] = one
-                lacking = early.pop(pulled, None)
-                pulled += lacking is not None
-            # Once main has ordered the end it reads no more, and there may be no room.
-            if lacking is not None and (not lacking.frame or is_ending or carrier.put(lacking.frame)):
-                if lacking.words is not None:
-                    carrier.put_words(lacking.words)
-                if lacking.has_ended:
-                    self.exitcode = lacking.exitcode
-                    return
-                lacking = None
+            while pulls and pulls[0].done():
+                brought = pulls.popleft().result()
+                early[brought.number] = brought
+            one = early.pop(pulled, None)
+            if one is None:
+                carrier.wait(LOOK, True, bool(arrived))
                 continue
-            carrier.wait(LOOK, lacking is not None)
+            pulled += 1
+            if one.words is not None:
+                carrier.put_words(one.words)
+            arrived.add(one.frame)
+            if one.has_ended:  # frames without room are lost, like what a dead worker had not put into its ring
+                arrived.put()
+                self.exitcode = one.exitcode
+                return
 
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker is up; None if it was killed before."""
         begun.add_done_callback(lambda _: self._wake.set())
+        began, patience = time.monotonic(), LATE
         while not self._is_killed:
             if begun.done():
                 return begun.result()
-            self._wake.wait(LOOK)
+            self._wake.wait(min(LOOK, patience))
+            if time.monotonic() - began >= patience and not begun.done():
+                self._hosts.tell_late(time.monotonic() - began)
+                patience *= 2
         return None
+
+
+class _Arrived:
+    """Frames that have arrived, in their order, until there is room for them in main's link.
+
+    Args:
+        carrier: puts them there.
+        much: bytes from which on the host is to hold others back.
+    """
+
+    def __init__(self, carrier: Carrier, much: int) -> None:
+        self._carrier, self._much = carrier, much
+        self._frames: deque[list[Any]] = deque()
+        self._bytes = 0
+        self._has_ended = False
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether the host is to hold others back."""
+        return self._bytes >= self._much
+
+    def add(self, frame: list[Any]) -> None:
+        """Takes one in, which may be empty."""
+        if frame and not self._has_ended:
+            self._frames.append(frame)
+            self._bytes += _bytes_of(frame)
+
+    def put(self) -> None:
+        """Puts as many as find room."""
+        while self._frames and self._carrier.put(self._frames[0]):
+            self._bytes -= _bytes_of(self._frames.popleft())
+
+    def end(self) -> None:
+        """Drops all that are there and that come: main reads no more, so there may never be room."""
+        self._has_ended = True
+        self._frames.clear()
+        self._bytes = 0
+
+
+def _bytes_of(frame: list[Any]) -> int:
+    return sum(memoryview(part).nbytes for part in frame)
 
 
 def _ringing(carrier: Carrier) -> Callable[[object], None]:

@@ -109,6 +109,7 @@ class RayReadingService(MultiProcessingReadingService):
         self.runtime_env = runtime_env
         self.chunk_bytes = check_int(_NAME, "chunk_bytes", chunk_bytes, least=1)
         require("ray", extra="ray", needed_by=_NAME)
+        self._cluster: Any = None
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
         if dispatching is not None:
@@ -116,12 +117,10 @@ class RayReadingService(MultiProcessingReadingService):
                 f"{_NAME} runs no dispatching process yet, which sharding_round_robin_dispatch needs: share the items "
                 "out by sharding_filter, or use a MultiProcessingReadingService"
             )
-        return super()._start(branch, dispatching)
-
-    def _context(self) -> Any:
         from torchdata._engine.remote.cluster import Cluster
+        from torchdata.dataloader2.linter import warn_of_local_paths
 
-        return Cluster(
+        self._cluster = cluster = Cluster(
             _NAME,
             self.ray_remote_args,
             self.scheduling,
@@ -130,6 +129,13 @@ class RayReadingService(MultiProcessingReadingService):
             self.memory_budget,
             self.chunk_bytes,
         )
+        if cluster.spans_machines():
+            warn_of_local_paths(branch)
+        return super()._start(branch, dispatching)
+
+    def _context(self) -> Any:
+        cluster, self._cluster = self._cluster, None
+        return cluster
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,10 @@
 //!
 //! Units travel undecoded and whole, fragments put together, with the stream and the kind that their producer gave them.
 //! What the two ends of a link say to each other by words in its header travels beside them (see [`Words`]). A word that
-//! comes late is harmless, as each is the latest of its kind and nobody waits for an older one; but none overtakes the
-//! units that were published before it. Who calls sees to it that frames and words are put in the order in which they
-//! were taken, and each once.
+//! comes late is harmless, as each is the latest of its kind and nobody waits for an older one. One that comes early is
+//! harmless, too: it may overtake units published before it, as it may be read before them where there is one link.
+//! Words never wait for units, which may lack room until a word is read. Who calls sees to it that frames are put in the
+//! order in which they were taken, words in theirs, and each once.
 //!
 //! A frame is a head and large buffers beside it. Nothing of it is trusted: what contradicts itself is [`Corrupted`].
 
@@ -169,15 +170,13 @@ pub struct Carrier {
     lack: Lack,
     /// The words that were given away last.
     given: Words,
-    /// Words that wait for the units published before them: with the position behind those.
-    waiting: Option<(Words, u64)>,
 }
 
 impl Carrier {
     /// Takes the consumer's end of one link and the producer's of another one, whose other ends the process behind `peer`
     /// has.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
-        let mut carrier = Self {
+        Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
             outbound: outbound.producer(peer.clone())?,
             incoming: Arc::clone(inbound.layout()),
@@ -186,11 +185,8 @@ impl Carrier {
             unit: Unit::default(),
             progress: Progress::default(),
             lack: Lack::Nothing,
-            given: [0; 5],
-            waiting: None,
-        };
-        carrier.given = [crate::integrity::seal(0); 5]; // as they are at a link's birth
-        Ok(carrier)
+            given: [crate::integrity::seal(0); 5], // as they are at a link's birth
+        })
     }
 
     fn words(&self) -> Words {
@@ -207,27 +203,23 @@ impl Carrier {
         ]
     }
 
-    /// Whether units wait, or words have changed since some were given away.
-    pub fn has_news(&mut self) -> bool {
+    /// Whether words have changed since some were given away, or if `units` count, one waits.
+    pub fn has_news(&mut self, units: bool) -> bool {
         // A fault counts as news: who takes them reports it.
-        self.words() != self.given || self.inbound.readable().unwrap_or(true)
+        self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until there are none or the frame has `most` bytes. Returns words to be put behind them, if there are
-    /// any that have changed.
+    /// Takes units until there are none or the frame has `most` bytes; none if that is 0. Returns the words, if any has
+    /// changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
-        if self.waiting.is_none() {
-            let words = self.words(); // first: the units published before them are then seen
-            self.waiting = (words != self.given).then_some((words, self.inbound.positions()?.1));
-        }
+        let words = self.words();
         while frame.len < most {
             let Some(stream) = self.inbound.take_any(&mut self.unit)? else { break };
             frame.add(stream, &mut self.unit);
         }
-        let (behind, _) = self.inbound.positions()?;
-        let ripe = self.waiting.take_if(|(_, position)| *position <= behind).map(|(words, _)| words);
-        self.given = ripe.unwrap_or(self.given);
-        Ok(ripe)
+        let have_changed = words != self.given;
+        self.given = words;
+        Ok(have_changed.then_some(words))
     }
 
     /// Shows words from the other side to those who wait for them here.

@@ -435,11 +435,6 @@ impl Consumer {
         self.next::<true>(unit)
     }
 
-    /// Position in the ring behind all that was taken, and behind all that was published by now.
-    pub(super) fn positions(&self) -> Result<(u64, u64), Corrupted> {
-        Ok((self.cursor.head(), self.cursor.published(&self.layout.header().tail)?))
-    }
-
     #[inline]
     fn next<const ANY: bool>(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         loop {

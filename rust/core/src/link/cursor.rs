@@ -99,13 +99,6 @@ impl ConsumerCursor {
         Ok(self.tail - self.head)
     }
 
-    /// Position behind all that was published by now, whatever this side has seen of it.
-    #[cfg(not(loom))]
-    pub fn published(&self, shared_tail: &AtomicU64) -> Result<u64, Corrupted> {
-        // SYNC(publish): pairs with ProducerCursor::publish.
-        open_after(self.tail, shared_tail.load(Ordering::Acquire)).ok_or(Corrupted("a producer's cursor left the ring"))
-    }
-
     /// Moves `by` slots on and gives them back to the producer.
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {

@@ -52,8 +52,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until there are none, or they have `most` bytes: (words, frame). The words are to be put behind the
-    /// frame on the other side; None if they are as before. The frame is a head and large buffers; empty without units.
+    /// Takes units until there are none, or they have `most` bytes: (words, frame). The words are None if they are as
+    /// before. The frame is a head and large buffers; empty without units.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -96,16 +96,16 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits until there is something to take, or somebody has rung; if `lacks`, until the frame that was put last finds
-    /// room, too. `seconds` at most.
-    fn wait(&self, py: Python<'_>, seconds: f64, lacks: bool) -> PyResult<()> {
+    /// Waits until words have changed, or somebody has rung; if `units`, until there are some to take, too, and if
+    /// `lacks`, until the frame that was put last finds room. `seconds` at most.
+    fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
             if self.rung.swap(false, Relaxed) || began.elapsed() >= limit {
                 return true;
             }
             let mut carrier = self.held();
-            carrier.has_news() || lacks && carrier.has_room()
+            carrier.has_news(units) || lacks && carrier.has_room()
         };
         wait_until(py, &self.own, None, ready, || (), |_| Ok(()))
     }
