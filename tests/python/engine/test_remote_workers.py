@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 from hosts import LocallyRemote
+from one_rank import Alone
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import PIPELINES, as_it_is, double, failing, numbered, wide
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, WorkerExitedError
+from ray_cluster import PIPELINES, array, as_it_is, double, failing, numbered, wide
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+    WorkerExitedError,
+)
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -50,7 +57,7 @@ def local() -> MultiProcessingReadingService:
     return MultiProcessingReadingService(WORKERS)
 
 
-@pytest.mark.parametrize("name", ["arrays", "random", "uneven"])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_items_and_their_order_are_those_of_workers_without_carriers(name: str) -> None:
     assert epochs(PIPELINES[name], LocallyRemote(WORKERS)) == epochs(PIPELINES[name], local())
 
@@ -81,6 +88,45 @@ def test_a_loader_goes_on_from_random_moments_with_and_without_carriers() -> Non
                     break
             state = pickle.dumps(loader.state_dict())
     assert got == whole
+
+
+def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one() -> None:
+    def taken(service: Any) -> list[Any]:
+        with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
+            loader.seed(1)
+            parts = []
+            for count in (5, 1, 40):
+                iterator = iter(loader)
+                parts.append([int(next(iterator)[0]) for _ in range(count)])
+            return parts
+
+    assert taken(LocallyRemote(WORKERS)) == taken(local())
+
+
+def test_out_of_order_all_items_come() -> None:
+    (items,) = epochs(lambda: numbered(300), LocallyRemote(WORKERS, in_order=False), count=1)
+    assert sorted(items) == list(range(300))
+
+
+def test_a_state_goes_on_with_another_number_of_workers() -> None:
+    def make() -> Any:
+        return IterableWrapper(range(100)).sharding_filter()
+
+    with DataLoader2(make(), reading_service=MultiProcessingReadingService(3)) as loader:
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(17)]
+        state = loader.state_dict()
+    with DataLoader2(make(), reading_service=LocallyRemote(2)) as loader:
+        loader.load_state_dict(state)
+        assert sorted([*first, *loader]) == list(range(100))
+
+
+def test_ranks_have_remote_workers_each() -> None:
+    def service(workers: Any) -> SequentialReadingService:
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
+
+    make = PIPELINES["numbers"]
+    assert epochs(make, service(LocallyRemote(WORKERS))) == epochs(make, service(local()))
 
 
 def test_an_error_is_raised_behind_the_items_before_it() -> None:

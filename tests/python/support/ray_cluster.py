@@ -32,13 +32,18 @@ of_ray = [
 ]
 
 
+#: Ray's settings: no token is asked for; actors do not give way to all else on a busy machine, where they would not be
+#: up in time; and no process is started before it is wanted, which a driver would wait for.
+_SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+
+
 @contextmanager
 def environment() -> Iterator[None]:
-    """The environment in which a cluster is started: its workers import what lies here, and ask for no token."""
+    """The environment in which a cluster is started: its workers import what lies here."""
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_AUTH_MODE", "RAY_ADDRESS")}
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *_SETTINGS)}
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, package)))
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ.update(_SETTINGS)
     os.environ.pop("RAY_ADDRESS", None)
     try:
         yield
@@ -62,7 +67,7 @@ def cluster(**options: Any) -> Iterator[Any]:
         import ray
 
         try:
-            ray.init(num_cpus=2, **OPTIONS, **SILENT, **options)
+            ray.init("local", num_cpus=2, **OPTIONS, **SILENT, **options)
             yield ray
         finally:
             ray.shutdown()
