@@ -17,6 +17,7 @@ from hosts import LocallyRemote
 from one_rank import Alone
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import PIPELINES, array, as_it_is, double, failing, numbered, wide
+from torchdata._engine.workers import epochs as epochs_module
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -169,7 +170,8 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
     return first, iterator
 
 
-def test_a_call_is_obeyed_though_there_is_no_room_for_the_items_before() -> None:
+def test_a_call_is_obeyed_though_there_is_no_room_for_the_items_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs_module, "OBEDIENCE", 60.0)  # else it is waited for very long, should this fail
     with full() as loader:
         first, iterator = first_of(loader)
         loader.reading_service._pause(as_it_is)
