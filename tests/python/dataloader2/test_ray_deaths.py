@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from process_checks import is_gone
-from ray_cluster import array, needs_ray, nodes, numbered, of_ray, plain, reading
+from ray_cluster import add, array, needs_ray, nodes, numbered, of_ray, plain, reading
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
@@ -99,7 +99,7 @@ def test_whoever_dies_another_one_goes_on_and_nothing_is_lost_or_comes_twice() -
 
 
 def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any) -> None:
-    doomed = machines.add_node(num_cpus=2, resources={"doomed": 2}, object_store_memory=100_000_000)
+    doomed = add(machines, num_cpus=2, resources={"doomed": 2})
     options = {"num_cpus": 0, "resources": {"doomed": 1}}
     with DataLoader2(
         numbered(100_000).map(reading), reading_service=remote(ray_remote_args=options, scheduling=None)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,18 @@ OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 20
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
+def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
+    """Starts what Ray gives half a minute to come up: up to thrice, as a busy machine may need more."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:  # it has no class of its own
+            if "timed out during startup" not in str(error):
+                raise
+            undo()
+    return start()
+
+
 @contextmanager
 def cluster(**options: Any) -> Iterator[Any]:
     """A cluster of one node; it is shut down in any case."""
@@ -67,7 +79,7 @@ def cluster(**options: Any) -> Iterator[Any]:
         import ray
 
         try:
-            ray.init("local", num_cpus=2, **OPTIONS, **SILENT, **options)
+            _patiently(lambda: ray.init("local", num_cpus=2, **OPTIONS, **SILENT, **options), ray.shutdown)
             yield ray
         finally:
             ray.shutdown()
@@ -80,16 +92,21 @@ def nodes(count: int) -> Iterator[Any]:
         import ray
         from ray.cluster_utils import Cluster
 
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS})
+        made = _patiently(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS}))
         try:
             for _ in range(count):
-                made.add_node(num_cpus=2, object_store_memory=OPTIONS["object_store_memory"])
+                add(made, num_cpus=2)
             ray.init(address=made.address, **SILENT)
             made.wait_for_nodes()
             yield made
         finally:
             ray.shutdown()
             made.shutdown()
+
+
+def add(made: Any, **options: Any) -> Any:
+    """Adds a node to a cluster of several."""
+    return _patiently(lambda: made.add_node(object_store_memory=OPTIONS["object_store_memory"], **options))
 
 
 # -- what pipelines are made of ----------------------------------------------------------------------------------------
