@@ -30,6 +30,7 @@ LAYERS = (
     "dataloader2.linter",
     "dataloader2.graph dataloader2.error",
     "dataloader2.random",
+    "_engine.remote",
     "_engine.workers",
     "_engine",
     "_engine.items",

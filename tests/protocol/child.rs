@@ -64,9 +64,13 @@ pub fn outgoing<'a>(
     setting: &Setting,
     index: usize,
     out: &'a mut Shared<Link>,
+    far: &'a mut Shared<Link>,
     dealt: &'a mut Shared<Link>,
 ) -> (&'a mut Shared<Link>, usize) {
-    if setting.is_dispatcher(index) { (dealt, 0) } else { (out, index) }
+    match setting.is_dispatcher(index) {
+        true => (dealt, 0),
+        false => (if setting.carried { far } else { out }, index),
+    }
 }
 
 impl World {
@@ -172,8 +176,8 @@ impl World {
 
     /// Sends the unit that is due, if there is room.
     fn send(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, out, dealt, .. } = self;
-        let (links, first) = outgoing(setting, index, out, dealt);
+        let Self { children, out, far, dealt, .. } = self;
+        let (links, first) = outgoing(setting, index, out, far, dealt);
         let pump = &mut children[index].pump;
         let (target, unit) = pump.departing.take()?;
         let item = unit.item();
@@ -206,9 +210,9 @@ impl World {
         if !self.children[index].pump.ending {
             self.meet_due(setting, index);
         }
-        let Self { children, out, dealt, .. } = self;
+        let Self { children, out, far, dealt, .. } = self;
         let child = &mut children[index];
-        let (links, first) = outgoing(setting, index, out, dealt);
+        let (links, first) = outgoing(setting, index, out, far, dealt);
         let pump = &mut child.pump;
         if pump.ending {
             if !child.failed && pump.lacks_some() {

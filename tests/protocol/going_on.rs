@@ -335,5 +335,6 @@ impl World {
         self.calls = Calls::new(setting.children());
         self.met.fill(None);
         self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());
+        (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));
     }
 }

@@ -4,6 +4,7 @@
 //! another epoch or out of order; an epoch that ends without error is complete; a death is an error. And the checker
 //! itself is checked: with the rules as they were before a defect was mended, it must find that defect.
 
+mod carrying;
 mod child;
 mod explore;
 mod going_on;
@@ -25,6 +26,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
         rules: PRESENT,
         workers,
         dispatches,
+        carried: false,
         outputs,
         window: 1,
         dispatch_window: 1,

@@ -4,7 +4,7 @@ use torchdata_core::protocol::{Command, DealEntry, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
-use super::world::{Act, After, CONTROL, Child, Doing, Ended, Main, Rules, Setting, Thread, World};
+use super::world::{Act, After, Child, Doing, Ended, Main, Rules, Setting, Thread, World};
 
 /// The result of asking for an item.
 pub enum Asked {
@@ -54,8 +54,8 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                let child = &mut after.children[left - 1]; // the dispatching process first
-                if world.told >> (left - 1) & 1 == 1 || tell(child, ordered) {
+                // The dispatching process first.
+                if world.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
                 }
@@ -82,7 +82,7 @@ impl Setting {
                     let mut children = world.children.iter().enumerate();
                     children.all(|(index, child)| {
                         let took_place = child.due.is_some() || child.applied > 0;
-                        child.acknowledged.is_some() || world.rests(index) || self.restarts && took_place
+                        world.acknowledged(index).is_some() || world.rests(index) || self.restarts && took_place
                     })
                 };
                 if obeyed(world) {
@@ -106,7 +106,7 @@ impl Setting {
             }
             Main::Calling(left, paused) => {
                 let index = left - 1;
-                let is_gone = after.children[index].doing == Doing::Gone;
+                let is_gone = after.is_gone(index);
                 if after.rests(index) {
                     after.calls.rest(FUNCTION, index);
                 } else {
@@ -115,7 +115,7 @@ impl Setting {
                         return push("finds one gone", Ok(after)); // and learns of that next
                     }
                 }
-                if tell(&mut after.children[index], plainly(CALL)) {
+                if after.tell(index, plainly(CALL)) {
                     after.main = Main::Calling(index, paused);
                     push("calls a child", Ok(after));
                 }
@@ -129,7 +129,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = tell(&mut after.children[count], plainly(Command::Stop)); // or it is terminated
+                let _ = after.tell(count, plainly(Command::Stop)); // or it is terminated
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -221,17 +221,6 @@ pub const CALL: Command = Command::Call(FUNCTION);
 
 pub fn plainly(command: Command) -> Ordered {
     Ordered { command, epoch: 0, start: None }
-}
-
-pub fn tell(child: &mut Child, ordered: Ordered) -> bool {
-    if child.control.len() == CONTROL || child.doing == Doing::Gone {
-        return child.doing == Doing::Gone; // a death is found elsewhere
-    }
-    if let Some(order) = ordered.command.order() {
-        child.order = order;
-    }
-    child.control.push_back(ordered);
-    true
 }
 
 impl World {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
 use super::going_on::Place;
-use super::main_process::{plainly, tell};
+use super::main_process::plainly;
 use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
 use super::world::{Doing, Main, Setting, World};
@@ -33,7 +33,7 @@ fn repeated(start: &Resumption) -> Resumption {
 impl World {
     /// Whether somebody has died who is still wanted in this epoch.
     pub fn is_dead(&self) -> bool {
-        self.children.iter().enumerate().any(|(index, child)| child.doing == Doing::Gone && !self.rests(index))
+        (0..self.children.len()).any(|index| self.is_gone(index) && !self.rests(index))
     }
 
     pub fn rests(&self, index: usize) -> bool {
@@ -61,7 +61,7 @@ impl World {
 
     /// Notes where a child has come, by the words that outlive it.
     fn settle(&mut self, child: usize) {
-        let place = self.children[child].acknowledged;
+        let place = self.acknowledged(child);
         if let ([number], Some(place)) = (&self.calls.unsettled(child)[..], place) {
             self.calls.settle(*number, child, place);
         }
@@ -81,7 +81,7 @@ impl World {
     /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where
     /// that was tried too often.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
-        let dead = |world: &Self, index: usize| world.children[index].doing == Doing::Gone && !world.rests(index);
+        let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
         self.drain(setting, dead.iter().copied());
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
@@ -113,6 +113,9 @@ impl World {
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.settle(worker);
+            if setting.carried && !self.calls.unsettled(worker).is_empty() {
+                self.met[worker] = None; // the word of it was lost, and with it all that was made behind it
+            }
             self.calls.settle_behind(worker, received[worker].items);
             self.had[worker] = received[worker].items;
         }
@@ -129,6 +132,7 @@ impl World {
                 let window = self.ends[index].receiving.window();
                 let stream = self.ends[index].receiving.stream();
                 self.out[index] = Link::new();
+                self.renew_carrier(setting, index);
                 self.ends[index].begin(&mut self.out[index], stream, window);
             }
             self.told |= 1 << index;
@@ -138,7 +142,7 @@ impl World {
                 ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
             }
             for number in ahead {
-                let _ = tell(&mut self.children[index], plainly(Command::Call(number))); // it has room
+                let _ = self.tell(index, plainly(Command::Call(number))); // it has room
             }
             if !within.is_empty() {
                 Arc::make_mut(&mut start).calls = within;
@@ -148,7 +152,7 @@ impl World {
                 command = Command::Repeat(self.number);
                 start = Arc::new(repeated(&start));
             }
-            tell(&mut self.children[index], Ordered { command, epoch: self.epoch, start: Some(start) });
+            self.tell(index, Ordered { command, epoch: self.epoch, start: Some(start) });
         }
         true
     }

@@ -154,9 +154,9 @@ impl Setting {
             return None;
         }
         let mut after = world.clone();
-        let World { children, out, dealt, .. } = &mut after;
+        let World { children, out, far, dealt, .. } = &mut after;
         let child = &mut children[index];
-        let (links, first) = outgoing(self, index, out, dealt);
+        let (links, first) = outgoing(self, index, out, far, dealt);
         let stream = child.pump.stream();
         let kind = if self.is_dispatcher(index) {
             let accounts = child.pump.accounts.clone();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
 
+use super::carrying::Carrier;
 use super::explore::{self, Model};
 use super::going_on::GoingOn;
 use super::memory::{Link, Pump, ReadEnd, Record, Unit};
@@ -56,6 +57,10 @@ pub struct Rules {
     pub parting: bool,
     /// Those who take places begin the record with all that a state may name.
     pub reaching_back: bool,
+    /// Words from another machine are shown when they arrive, whether or not there is room for the units before them.
+    pub words_at_once: bool,
+    /// Frames of a process come to its own links alone.
+    pub own_frames: bool,
 }
 
 pub const PRESENT: Rules = Rules {
@@ -78,6 +83,8 @@ pub const PRESENT: Rules = Rules {
     recording: true,
     parting: true,
     reaching_back: true,
+    words_at_once: true,
+    own_frames: true,
 };
 
 /// Which loader, and what may happen to it.
@@ -86,6 +93,8 @@ pub struct Setting {
     pub rules: Rules,
     pub workers: usize,
     pub dispatches: bool,
+    /// Workers are on other machines.
+    pub carried: bool,
     /// By number of an item of the source: how many items a worker makes of it.
     pub outputs: &'static [u8],
     pub window: u64,
@@ -310,6 +319,9 @@ pub struct World {
     /// Links of the workers to main, and of the dispatching process to the workers.
     pub out: Shared<Link>,
     pub dealt: Shared<Link>,
+    /// Of workers on other machines: their own copies of the links to main, and who carries between the copies.
+    pub far: Shared<Link>,
+    pub carriers: Shared<Carrier>,
 }
 
 /// The world after a step, or what the step breaks.
@@ -321,7 +333,9 @@ pub enum Act {
     Main(&'static str),
     Thread(&'static str),
     Child(usize, &'static str),
+    Carrier(usize, &'static str),
     Dies(usize),
+    HostDies(usize),
     MainDies,
 }
 
@@ -436,6 +450,8 @@ impl Model for Setting {
             children: self.fresh_children(),
             out: links(self.workers),
             dealt: links(if self.dispatches { self.workers } else { 0 }),
+            far: links(if self.carried { self.workers } else { 0 }),
+            carriers: self.fresh_carriers(),
         }
     }
 
@@ -451,6 +467,7 @@ impl Model for Setting {
         self.main_steps(world, &mut steps);
         for index in 0..self.children() {
             self.child_steps(world, index, &mut steps);
+            self.carrier_steps(world, index, &mut steps);
             if world.deaths > 0 && world.children[index].doing != Doing::Gone {
                 let mut after = world.clone();
                 after.deaths -= 1;

@@ -8,10 +8,11 @@ Role: rules over graphs. Runs in the main process, in the thread that asks; owns
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, Literal
 
 from torchdata._reporting import level_outside
@@ -30,6 +31,7 @@ from torchdata.datapipes.map.combinatorics import IndexSampler
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
+    "local-path",
     "no-shuffle-before-sharding",
     "not-sharded",
     "partly-sharded",
@@ -67,7 +69,7 @@ class Finding:
         return self.message
 
 
-def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
+def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remote: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
@@ -75,12 +77,13 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     `sharding_round_robin_dispatch` where no seed is given; and a `sharding_filter` behind a source that divides its
     items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them. And it
     finds a function before a `sharding_filter`, which each worker calls for all items, and blocks so large that some
-    workers get none.
+    workers get none. If the workers run on other machines, it finds sources that read a file or a folder of this one.
 
     Args:
         datapipe: the last pipe of the graph.
         num_workers: in how many worker processes the graph is to run; with fewer than 2 none can duplicate data.
         seeded: whether `DataLoader2.seed` sets the seed, so that shuffling in the workers is repeatable.
+        remote: whether the workers run on other machines, as those of `RayReadingService` do.
 
     Returns:
         The findings, from the sources of the graph to its end; empty if nothing was found.
@@ -102,7 +105,7 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
             f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
         )
     num_workers = check_int("lint", "num_workers", num_workers, least=0)
-    return [*_Linter(Graph(datapipe), num_workers, seeded).findings()]
+    return [*_Linter(Graph(datapipe), num_workers, seeded, remote).findings()]
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
@@ -112,10 +115,18 @@ def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
             warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
 
 
+def warn_of_local_paths(datapipe: DataPipe) -> None:
+    """Warns of files and folders of this machine that a graph reads which is to run on others."""
+    for finding in _Linter(Graph(datapipe), 1, seeded=True, remote=True).findings():
+        if finding.kind == "local-path":
+            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
+
+
 class _Linter:
     """One look at one graph."""
 
-    def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
+    def __init__(self, graph: Graph, num_workers: int, seeded: bool, remote: bool = False) -> None:
+        self.remote = remote
         self.graph = graph
         self.end = graph.end
         self.num_workers = num_workers
@@ -142,6 +153,8 @@ class _Linter:
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
             found += [*self._work_before_sharding(), *self._too_few_blocks()]
+        if self.remote:
+            found += self._local_paths()
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
     # -- one kind each -----------------------------------------------------------------------------
@@ -265,6 +278,18 @@ class _Linter:
                     pipe,
                 )
 
+    def _local_paths(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            path = None if id(pipe) in self.in_main else next(_paths_here(pipe), None)
+            if path is not None:
+                yield Finding(
+                    "local-path",
+                    f"{self._place(pipe)}: it reads {path!r}, which lies on a disk of this machine, and its workers "
+                    "run on others; put it where all machines find it under this name, such as a file system or an "
+                    "object store that they share, or copy it to each",
+                    pipe,
+                )
+
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
         sharded, other = self._place(divided), self._place(whole[0])
@@ -366,6 +391,11 @@ _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplex
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
+#: Beginnings of the names of file systems that are shared by machines.
+_SHARED_SYSTEMS = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "cifs", "smb", "afs", "fuse", "wekafs")
+#: So many of the elements of a list are looked at.
+_ELEMENTS = 4
+
 #: Pipes that call a function of the user's for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
@@ -387,6 +417,31 @@ def _ordinal(steps: int) -> str:
     if steps == 0:
         return _ORDINALS[0]
     return f"{_ORDINALS[steps] if steps < len(_ORDINALS) else f'number {steps + 1}'} from the end"
+
+
+def _paths_here(pipe: Any) -> Iterator[str]:
+    """Files and folders of this machine that a pipe names in its arguments."""
+    for value in vars(pipe).values():
+        for one in islice(value, _ELEMENTS) if isinstance(value, (list, tuple)) else (value,):
+            # A name without a separator may be anything that a file happens to be called, too.
+            if isinstance(one, os.PathLike) or (isinstance(one, str) and (os.sep in one or one == os.curdir)):
+                path = os.fspath(one)
+                if isinstance(path, str) and _is_of_this_machine(path.removeprefix("file://")):
+                    yield path
+
+
+def _is_of_this_machine(path: str) -> bool:
+    """Whether something is there, on a file system that is not shared by machines."""
+    try:
+        path = os.path.realpath(path)
+        if not os.path.exists(path):
+            return False
+        with open("/proc/self/mounts") as mounts:
+            systems = [line.split()[1:3] for line in mounts]
+    except (OSError, ValueError):
+        return False
+    above = [(where, kind) for where, kind in systems if os.path.commonpath((where, path)) == where]
+    return not max(above, key=lambda pair: len(pair[0]), default=("", ""))[1].startswith(_SHARED_SYSTEMS)
 
 
 def _calls_users(pipe: Any) -> bool:

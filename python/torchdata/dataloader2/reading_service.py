@@ -19,6 +19,7 @@ from torchdata.dataloader2.services.interface import (
     Shares,
 )
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+from torchdata.dataloader2.services.on_ray import RayReadingService
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, process_reset_fn
 from torchdata.dataloader2.services.sequential import SequentialReadingService
 
@@ -29,6 +30,7 @@ __all__ = [
     "MultiProcessingReadingService",
     "PrototypeMultiProcessingReadingService",
     "RankInEpoch",
+    "RayReadingService",
     "ReadingServiceInterface",
     "SequentialReadingService",
     "Shares",
@@ -59,6 +61,7 @@ publish(
     InProcessReadingService,
     MultiProcessingReadingService,
     RankInEpoch,
+    RayReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
     Shares,

@@ -50,6 +50,13 @@ pub enum OpenError {
     Taken(&'static str),
 }
 
+impl OpenError {
+    /// The system does not let a process be watched.
+    pub fn watch(source: io::Error) -> Self {
+        Self::System { what: "cannot watch a process", source }
+    }
+}
+
 /// The peer wrote against the rules of the link; nothing more can be read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]

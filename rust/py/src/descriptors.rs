@@ -1,10 +1,12 @@
 //! Descriptors that Python hands to the engine: borrowed, or given away.
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use torchdata_core::error::OpenError;
 
 /// Takes a duplicate of a descriptor that Python owns.
 pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
@@ -30,6 +32,12 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
 impl OwnedDescriptor {
+    /// Another one for the same file.
+    pub fn copy(&self) -> Result<OwnedFd, OpenError> {
+        let copy = self.held().as_ref().map(OwnedFd::try_clone);
+        copy.unwrap_or(Err(io::ErrorKind::InvalidInput.into())).map_err(OpenError::watch)
+    }
+
     fn held(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -83,6 +83,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<descriptors::OwnedDescriptor>()?;
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
+    module.add_class::<transport::carrier::PyCarrier>()?;
     module.add_class::<transport::links::PyDealingRecord>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<trace::PyTraceLog>()?;

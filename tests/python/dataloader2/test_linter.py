@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.linter import DataPipeLintWarning, lint
 from torchdata.datapipes.iter import (
     SHARDING_PRIORITIES,
+    FileLister,
     IterableWrapper,
     IterDataPipe,
     Mapper,
@@ -301,3 +304,32 @@ def test_blocks_that_are_too_large_for_the_items(items, block, idle):
         assert "deals out 6 items in blocks of 8, which are 1, so 1 of 2 workers get nothing" in str(finding)
     unknown = ShardingPolicy(block=block)(IterableWrapper(iter(range(items))).shuffle().sharding_filter())
     assert lint(unknown, 2) == []
+
+
+@pytest.mark.parametrize("how", ["text", "path", "folder", "url"])
+def test_local_paths_are_found_for_workers_on_other_machines(how: str, tmp_path: Path) -> None:
+    there = tmp_path / "one"
+    there.touch()
+    named = {"text": str(there), "path": there, "url": f"file://{there}"}
+    source = FileLister(str(tmp_path)) if how == "folder" else IterableWrapper([named[how]])
+    pipe = source.sharding_filter()
+    (finding,) = [one for one in lint(pipe, 1, remote=True) if one.kind == "local-path"]
+    assert str(tmp_path) in str(finding)
+    assert not [one for one in lint(pipe, 2) if one.kind == "local-path"], "workers here find it"
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "s3://bucket/key", "pyproject.toml", "a\0b/c", ""])
+def test_names_that_may_be_anything_are_no_local_paths(name: str) -> None:
+    assert not [one for one in lint(IterableWrapper([name]).sharding_filter(), remote=True) if one.kind == "local-path"]
+
+
+def test_paths_of_a_file_system_that_machines_share_are_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"root / ext4 rw 0 0\nserver:/data {tmp_path.resolve()} nfs4 rw 0 0\n")
+    read = open
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *rest: read(mounts if path == "/proc/self/mounts" else path, *rest)
+    )
+    assert not [one for one in lint(IterableWrapper([tmp_path]), 1, remote=True) if one.kind == "local-path"]
+    (finding,) = [one for one in lint(IterableWrapper([sys.executable]), 1, remote=True) if one.kind == "local-path"]
+    assert sys.executable in str(finding)

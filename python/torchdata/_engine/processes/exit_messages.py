@@ -43,10 +43,10 @@ class Exited(Protocol):
     """The attributes of a child that has ended: `ChildProcess` has them."""
 
     @property
-    def name(self) -> str: ...
+    def called(self) -> str: ...
 
     @property
-    def pid(self) -> int | None: ...
+    def told(self) -> str | None: ...
 
     @property
     def exitcode(self) -> int | None: ...
@@ -64,7 +64,9 @@ def exit_message(child: Exited) -> str:
 def how_it_died(child: Exited) -> tuple[str, str]:
     """Tells what happened to a child; and what to do."""
     code = child.exitcode
-    if code is None:
+    if child.told is not None:
+        how, advice = "died", child.told
+    elif code is None:
         how = "died"
         advice = f"how is not known, as {_why_unknown(child)}"
     elif code < 0:
@@ -90,7 +92,7 @@ def how_it_died(child: Exited) -> tuple[str, str]:
                 "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
                 'ranks: import it in a function, or under `if __name__ == "__main__":`'
             )
-    return f"{child.name} (pid {child.pid}) {how}", advice
+    return f"{child.called} {how}", advice
 
 
 def _why_unknown(child: Exited) -> str:

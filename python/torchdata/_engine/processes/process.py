@@ -22,6 +22,7 @@ from typing import Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
+from torchdata._native import OwnedDescriptor
 
 __all__ = [
     "LOOK",
@@ -155,6 +156,8 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
         self.is_orphan = False
+        #: How it has ended in the words of somebody who knows better than an exit code tells.
+        self.told: str | None = None
         self._watch: Pidfd | None = None
         #: What holds multiprocessing's pipes to it, where the system has no descriptors of processes.
         self._pipes: Popen | None = None
@@ -215,6 +218,16 @@ class ChildProcess(ABC):
         if self._pipes is not None:
             return int(self._pipes.sentinel)
         return -1 if self._watch is None else self._watch.descriptor
+
+    @property
+    def sign(self) -> int | OwnedDescriptor:
+        """What a reader of links watches it by: its number, or a descriptor that becomes readable when it ends."""
+        return self.pid or 0
+
+    @property
+    def called(self) -> str:
+        """Its name, and where it is, in messages of its end."""
+        return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
         """Sends SIGKILL."""

@@ -23,7 +23,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-__all__ = ["OwnsChildren", "Shutdown"]
+__all__ = ["OwnsChildren", "Shutdown", "end_before_others"]
 
 #: How long a child may take to finish what it does after it was asked to stop.
 ASKED = 3.0
@@ -144,6 +144,12 @@ def _end_all() -> None:
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()
+
+
+def end_before_others() -> None:
+    """Lets the end of this program end children before libraries end that were imported since."""
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):

@@ -25,6 +25,9 @@ from torchdata._engine.processes.process import ChildProcess
 
 __all__ = ["new_child", "start_all"]
 
+#: Start methods that import the program once more.
+_SPAWNING = ("spawn", "forkserver")
+
 
 def new_child(
     context: BaseContext,
@@ -42,6 +45,10 @@ def new_child(
         args: what that is called with.
         forker: the process that forks it; None for that of the start method, if one does.
     """
+    make = getattr(context, "make_child", None)
+    if make is not None:  # no context of multiprocessing's: its children are no processes of this machine
+        child: ChildProcess = make(name, args)
+        return child
     method, process_name = context.get_start_method(), f"{PREFIX}{name}"
     if method == "fork" and forker is None:
         return ForkedChild(name, process_name, target, args)
@@ -66,10 +73,10 @@ def start_all(
         AssertionError: this process is a daemon of multiprocessing's, which is to have no children.
     """
     assert not current_process().daemon, "daemonic processes are not allowed to have children"
-    if start_method != "fork" and _imports_the_program():
+    if start_method in _SPAWNING and _imports_the_program():
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
-        if start_method != "fork":
+        if start_method in _SPAWNING:
             # Started with the first child it would take the mask off again, with which it starts itself.
             _ensure_tracker()
         children = list(children)

@@ -129,7 +129,7 @@ class Children:
                 group.watch(self.collector)
             else:
                 on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
-                self.collector.watch_and_replace(list(enumerate(self.pids)), on_death, on_replace)
+                self.collector.watch_and_replace(group.signs, on_death, on_replace)
             if hangs is not None:
                 self.collector.tell_hang(hangs.look)
             own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies

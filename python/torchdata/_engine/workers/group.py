@@ -22,7 +22,7 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import BellBoard, Collector, DealingRecord, Link, StatsBoard
+from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 
 __all__ = ["Group", "default_budget"]
@@ -195,7 +195,7 @@ class Group(OwnsChildren):
     def watch(self, collector: Collector) -> None:
         """Makes a collector raise the error of a child that dies while it waits for an item."""
         try:
-            collector.watch(list(enumerate(self.pids)), self.members.report_exit)
+            collector.watch(self.signs, self.members.report_exit)
         except ProcessLookupError:  # one has ended already, and was not reaped by us
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
@@ -205,6 +205,11 @@ class Group(OwnsChildren):
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
         return [process.pid for process in self.members.processes if process.pid is not None]
+
+    @property
+    def signs(self) -> list[tuple[int, int | OwnedDescriptor]]:
+        """By child, what tells a collector of its end."""
+        return [(index, process.sign) for index, process in enumerate(self.members.processes)]
 
     def release(self) -> None:
         """Ends all children if that was not done yet; for a `__del__`, at interpreter exit, too."""
@@ -220,7 +225,7 @@ def _count_no_more(counting: Counting) -> None:
 
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     """The program as the children get it: as it is if they inherit it, else pickled once for all of them."""
-    if start_method == "fork" or program.holds_shared_memory():
+    if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
         return SharedPickle(pickle_graph(program))

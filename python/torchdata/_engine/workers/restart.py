@@ -30,7 +30,7 @@ from torchdata._engine.snapshots import Account, Kept, KeptDealt, KeptOwners
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
-from torchdata._native import Collector, Link, Replacing
+from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
 __all__ = ["Gone", "Received", "Restarts"]
 
@@ -80,7 +80,7 @@ class Restarts:
         #: Deaths that no warning tells of yet: in words, by what they are survived, and where one that hung has stood.
         self._untold: list[tuple[str, str, str]] = []
         #: Who has taken a place, before the engine knows.
-        self._made: list[tuple[int, Link | None, int]] | None = None
+        self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
@@ -197,11 +197,11 @@ class Restarts:
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_died(process)
-        return f"{process.name} (pid {process.pid}) {hung.how}", "raise the timeout if it was slow, and not stuck"
+        return f"{process.called} {hung.how}", "raise the timeout if it was slow, and not stuck"
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, Link | None, int]]:
+    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         """Puts other processes into these places, and has them go on where what was received ends.
 
         Args:
@@ -210,7 +210,7 @@ class Restarts:
             ended: by worker, whether that is all of this epoch.
 
         Returns:
-            By place: its number, the link over which it sends to main, if it does, and the process's number.
+            By place: its number, the link over which it sends to main, if it does, and the process's sign.
         """
         if self._made is None:
             began = time.monotonic()
@@ -231,7 +231,7 @@ class Restarts:
 
     def _replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, Link | None, int]]:
+    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         members, shutdown = self._members, self._shutdown
         method = self._context.get_start_method()
         with members.sending:
@@ -256,7 +256,7 @@ class Restarts:
             self._command(indices, received, ended)
         workers = members.num_workers
         return [
-            (index, members.items_of(index) if index < workers else None, members.processes[index].pid or 0)
+            (index, members.items_of(index) if index < workers else None, members.processes[index].sign)
             for index in indices
         ]
 

@@ -125,7 +125,8 @@ def _words(board: Any, peer: int | None, waited: float) -> str:
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {peer or 0}"
     if name not in processes:
-        return f"no item has come for {duration(waited)}: {name} has not started yet"
+        known = "has not started yet, or runs on another machine"
+        return f"no item has come for {duration(waited)}: main waits for {name}, which {known}"
     chain = blame(processes, name)
     fault = chain[-1]
     waits = "main waits for " + ", which waits for ".join(process.name for process in chain)

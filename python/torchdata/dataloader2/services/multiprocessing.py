@@ -12,6 +12,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._engine.workers.epochs import Children
@@ -255,13 +256,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return f"{', '.join(replaced_functions())} may make each worker another one"
         return why_workers_matter(graph, branch, dispatching)
 
+    def _context(self) -> BaseContext:
+        """What starts the processes."""
+        return multiprocessing.get_context(self.multiprocessing_context)
+
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
         worker, main = self.worker_prefetch_cnt, self.main_prefetch_cnt
         chosen = AUTO_AHEAD if "auto" in (worker, main) else None
         ahead = Ahead(10 if worker == "auto" else worker, 10 if main == "auto" else main, chosen)
         make = partial(
             Children,
-            multiprocessing.get_context(self.multiprocessing_context),
+            self._context(),
             program=GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
             dispatch=None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
             dispatch_window=ahead.window_of_dispatch(),

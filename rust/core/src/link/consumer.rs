@@ -426,6 +426,17 @@ impl Consumer {
     /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they
     /// are.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
+        Ok(self.next::<false>(unit)?.is_some())
+    }
+
+    /// Takes the next unit of whatever stream in place of what `unit` was, and returns its stream: for who passes units
+    /// on. None if none waits.
+    pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
+        self.next::<true>(unit)
+    }
+
+    #[inline]
+    fn next<const ANY: bool>(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
@@ -434,7 +445,7 @@ impl Consumer {
                     self.ring_producer();
                 }
                 self.cursor.check(&self.layout.header().head)?;
-                return Ok(false);
+                return Ok(None);
             }
             let head = self.cursor.head();
             let Some((header, digest)) = self.copy_unit(head, available, &mut unit.payload)? else {
@@ -443,7 +454,8 @@ impl Consumer {
                 continue;
             };
             let total = u64::from(header.total);
-            match self.receiving.judge(Stream::from_raw(header.epoch)) {
+            let stream = Stream::from_raw(header.epoch);
+            match if ANY { Judgement::Take } else { self.receiving.judge(stream) } {
                 Judgement::Take => {}
                 Judgement::Drop => {
                     self.drop_unit()?;
@@ -467,7 +479,7 @@ impl Consumer {
                 self.take_buffers(&mut unit.buffers)?;
             }
             self.release(total);
-            return Ok(true);
+            return Ok(Some(stream));
         }
     }
 

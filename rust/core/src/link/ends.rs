@@ -86,6 +86,11 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
+    /// The memory of the link, for who carries units between two of them.
+    pub(super) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
     /// A look at whether units wait, for those who hold neither end.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }

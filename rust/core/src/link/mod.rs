@@ -6,6 +6,8 @@ pub mod cursor;
 #[cfg(not(loom))]
 pub mod arena;
 #[cfg(not(loom))]
+pub mod carrier;
+#[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
 pub mod dealing_record;

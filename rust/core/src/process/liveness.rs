@@ -1,5 +1,6 @@
 //! A watch on the life of a process, and a child's tie to its parent.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,10 +25,15 @@ impl Watch {
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // To the system these mean groups of processes.
-            return Err(error::system("cannot watch a process")(std::io::ErrorKind::InvalidInput.into()));
+            return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
-        let fd = system().watch(pid).map_err(error::system("cannot watch a process"))?.map(Descriptor::note);
+        let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
         Ok(Self { pid, fd, parent: parent_id() == pid })
+    }
+
+    /// Watches whatever makes a descriptor readable when it ends: a process elsewhere, of which others tell.
+    pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
+        Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
     /// Whether the process has ended, reaped or not.

@@ -24,7 +24,7 @@ use super::snapshots::{
     Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_places, unkept, unkept_dealt,
 };
 use super::stats::PyStatsBoard;
-use super::watched::Replacing;
+use super::watched::{Replacing, Sign};
 use crate::errors;
 use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
@@ -85,8 +85,9 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, owners, relay })
     }
 
-    /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
-    fn watch(&self, processes: Vec<(usize, i32)>, on_exit: Py<PyAny>) -> PyResult<()> {
+    /// Watches processes, each by its number or by a descriptor that becomes readable when it ends: when one has ended
+    /// while this side waits, `on_exit(index)` is called and must raise.
+    fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
@@ -95,11 +96,11 @@ impl Collector {
     /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
     /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
     /// items received and the newest snapshot; the dispatching process's), whether each has ended)` returns for each
-    /// its number, its link, if it sends to this side, and its process number. An exception leaves all as it was, to be
+    /// its number, its link, if it sends to this side, and its process's number or descriptor. An exception leaves all as it was, to be
     /// tried again.
     fn watch_and_replace(
         &self,
-        processes: Vec<(usize, i32)>,
+        processes: Vec<(usize, Sign<'_>)>,
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
     ) -> PyResult<()> {

@@ -1,6 +1,7 @@
 //! Items between processes: who sends, who receives, and the memory between them.
 
 mod access;
+pub mod carrier;
 mod clock;
 pub mod collector;
 mod interrupt;

@@ -10,11 +10,11 @@ use torchdata_core::protocol::Account;
 use super::links::PyLink;
 use super::reader::Reader;
 use super::snapshots::{KeptPlaces, kept_places};
-use super::watched::Replacing;
+use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A process that takes a place: whose, over which link, and its process number.
-type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, i32);
+/// A process that takes a place: whose, over which link, and its number or descriptor.
+type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
     /// Replaces the processes `also`, and all others that have died.
@@ -39,12 +39,12 @@ impl Reader {
         Ok(())
     }
 
-    fn inherit(&mut self, (index, link, pid): Heir<'_>) -> PyResult<()> {
+    fn inherit(&mut self, (index, link, sign): Heir<'_>) -> PyResult<()> {
         if let Some(link) = link {
             let consumer = &mut self.peers.all_mut()[index].consumer;
             *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }
-        self.watch.succeed(index, pid);
+        self.watch.succeed(index, sign);
         Ok(())
     }
 

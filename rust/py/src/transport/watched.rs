@@ -9,18 +9,36 @@ use pyo3::prelude::*;
 use torchdata_core::error::OpenError;
 use torchdata_core::process::liveness::Watch;
 
+use crate::descriptors::OwnedDescriptor;
+
+/// What tells of the end of a process: its number, or a descriptor that becomes readable then.
+#[derive(FromPyObject)]
+pub enum Sign<'py> {
+    Number(i32),
+    Descriptor(Bound<'py, OwnedDescriptor>),
+}
+
+impl Sign<'_> {
+    fn watch(self) -> Result<Watch, OpenError> {
+        match self {
+            Self::Number(pid) => Watch::open(pid),
+            Self::Descriptor(descriptor) => descriptor.get().copy().and_then(Watch::by),
+        }
+    }
+}
+
 /// A process that may die.
 struct Mortal(Option<Watch>);
 
 impl Mortal {
     /// Watches a process that is there, or has not been reaped yet.
-    fn watch(pid: i32) -> Result<Self, OpenError> {
-        Watch::open(pid).map(|watch| Self(Some(watch)))
+    fn watch(sign: Sign<'_>) -> Result<Self, OpenError> {
+        sign.watch().map(|watch| Self(Some(watch)))
     }
 
     /// Watches a process that may be gone already.
-    fn of(pid: i32) -> Self {
-        Self(Watch::open(pid).ok())
+    fn of(sign: Sign<'_>) -> Self {
+        Self(sign.watch().ok())
     }
 
     fn has_died(&self) -> bool {
@@ -50,18 +68,18 @@ pub struct DeathWatch {
 
 impl DeathWatch {
     /// Watches processes, whose death is a fault.
-    pub fn watch(&mut self, processes: Vec<(usize, i32)>, on_exit: Py<PyAny>) -> Result<(), OpenError> {
+    pub fn watch(&mut self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> Result<(), OpenError> {
         self.processes = processes
             .into_iter()
-            .map(|(index, pid)| Mortal::watch(pid).map(|process| (index, process)))
+            .map(|(index, sign)| Mortal::watch(sign).map(|process| (index, process)))
             .collect::<Result<_, _>>()?;
         self.on_exit = Some(on_exit);
         Ok(())
     }
 
     /// Watches processes, which are replaced when they die.
-    pub fn watch_and_replace(&mut self, processes: Vec<(usize, i32)>, replacing: Replacing) {
-        self.processes = processes.into_iter().map(|(index, pid)| (index, Mortal::of(pid))).collect();
+    pub fn watch_and_replace(&mut self, processes: Vec<(usize, Sign<'_>)>, replacing: Replacing) {
+        self.processes = processes.into_iter().map(|(index, sign)| (index, Mortal::of(sign))).collect();
         self.replacing = Some(replacing);
     }
 
@@ -109,9 +127,9 @@ impl DeathWatch {
     }
 
     /// Watches another process in the place of one.
-    pub fn succeed(&mut self, index: usize, pid: i32) {
+    pub fn succeed(&mut self, index: usize, sign: Sign<'_>) {
         self.processes.retain(|&(other, _)| other != index);
-        self.processes.push((index, Mortal::of(pid)));
+        self.processes.push((index, Mortal::of(sign)));
     }
 
     /// Watches the dead that were not replaced no more: they had done their part.

@@ -1,0 +1,204 @@
+"""Ray, as the engine uses it: it places hosts, starts them, watches them and carries what they are told and say.
+
+Role: runs in main. `Cluster` takes the place of multiprocessing's context in a group. It is the one module that reaches
+for Ray, which is imported when a cluster is made.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+from torchdata._engine.processes.process import ChildProcess
+from torchdata._engine.processes.shutdown import end_before_others
+from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
+from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
+from torchdata._engine.workers.child import ChildSetup
+from torchdata._engine.workers.group import default_budget
+from torchdata._engine.workers.program import Program
+from torchdata._observe.outside.stalls import warn_in_thread
+from torchdata._optional import optional_import
+
+__all__ = ["Cluster"]
+
+#: Seconds within which workers that are late are told of together.
+TOGETHER = 3.0
+#: The groups of threads of an actor.
+_GROUPS = {"tell": 1, "pull": 1}
+
+
+class Cluster:
+    """The workers of one group on a Ray cluster.
+
+    Args:
+        needed_by: who needs Ray, as its user knows it.
+        options: of each actor.
+        scheduling: a strategy's name, a strategy or a placement group; None for Ray's own.
+        runtime_env: the environment of the actors.
+        num_workers: how many workers there are.
+        memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
+        chunk_bytes: bytes of a frame from which on no further unit is added.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ConnectionError: no cluster runs.
+    """
+
+    def __init__(
+        self,
+        needed_by: str,
+        options: dict[str, Any],
+        scheduling: Any,
+        runtime_env: dict[str, Any] | None,
+        num_workers: int,
+        memory_budget: int | None,
+        chunk_bytes: int,
+    ) -> None:
+        self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
+        end_before_others()
+        if not ray.is_initialized():
+            _join(ray)
+        self.chunk_bytes = chunk_bytes
+        self._needed_by, self._num_workers = needed_by, num_workers
+        self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
+        options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
+        if runtime_env is not None:
+            options["runtime_env"] = runtime_env
+        if scheduling is not None:
+            options["scheduling_strategy"] = _strategy(ray, scheduling)
+        self._scheduling, self._demands = scheduling, _demands(options)
+        self._made: list[weakref.ref[RemoteWorker]] = []
+        self._telling, self._told_at = threading.Lock(), 0.0
+        self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
+        #: The programs in Ray's store, by identity: pickled once, as they were when the first worker started.
+        self._programs: dict[int, tuple[Program, Any]] = {}
+
+    def get_start_method(self) -> str:
+        """The name beside those of multiprocessing."""
+        return "ray"
+
+    def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
+        """A child that is not started yet; see `new_child`."""
+        worker = RemoteWorker(self, name, *args)
+        self._made = [one for one in self._made if one() is not None] + [weakref.ref(worker)]
+        return worker
+
+    def spans_machines(self) -> bool:
+        """Whether it has machines beside this one."""
+        here = self._ray.util.get_node_ip_address()
+        return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
+
+    def tell_late(self, seconds: float) -> None:
+        """Warns that workers are not up after so many seconds, once for all of them."""
+        with self._telling:
+            if time.monotonic() - self._told_at < TOGETHER or not self._ray.is_initialized():
+                return
+            self._told_at = time.monotonic()
+            words = self._why_late(seconds)
+        warn_in_thread(RuntimeWarning(words))
+
+    def _why_late(self, seconds: float) -> str:
+        late = sum(one is not None and one.is_late for one in (made() for made in self._made))
+        those, each = f"{late} of {self._num_workers} workers", _in_words(self._demands)
+        if hasattr(self._scheduling, "bundle_specs"):
+            return f"{self._needed_by}: {those} wait for {each} of their placement group, {seconds:.0f} s so far"
+        found = self._ray.available_resources()
+        free = {name: found.get(name, 0.0) for name in self._demands}
+        if any(free[name] < amount for name, amount in self._demands.items()):
+            return (
+                f"{self._needed_by}: Ray has no room: {those} wait for {each} each, {seconds:.0f} s so far, and the "
+                f"cluster has {_in_words(free)} free. `ray status` says what takes the rest; the loader goes on when "
+                "there is room"
+            )
+        return (
+            f"{self._needed_by}: {those} are not up after {seconds:.0f} s. The cluster has the {each} that each asks "
+            "for, though perhaps not on one machine; `ray status` says more"
+        )
+
+    def host(self, setup: ChildSetup) -> _Actor:
+        """Asks for a host, and does not wait for it."""
+        assert isinstance(setup.program, Program)
+        handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
+        return _Actor(self._ray, handle)
+
+    def _stored(self, program: Program) -> Any:
+        known = self._programs.get(id(program))
+        if known is None:
+            import cloudpickle
+
+            try:
+                # By value what the user's program defines: it is not the main module there.
+                pickled = cloudpickle.dumps(program, protocol=5)
+            except Exception as error:
+                raise TypeError(program.why_unpicklable("ray", error)) from error
+            known = self._programs[id(program)] = program, self._ray.put(pickled)
+        return known[1]
+
+    def why(self, error: BaseException) -> str:
+        """What an error of an actor's call says of its end."""
+        cause = getattr(error, "cause", None)
+        if cause is not None:  # raised by the host
+            return f"its host says: {type(cause).__name__}: {cause}"
+        # Lines that begin with a space list what the actor is called.
+        said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
+        return said if isinstance(error, VersionsDiffer) else f"Ray says: {said or repr(error)}"
+
+
+class _Actor:
+    """A host, by Ray's handle of it."""
+
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self._ray, self._handle = ray, handle
+        self.identity: str = handle._actor_id.hex()
+
+    def check(self) -> None:
+        if not self._ray.is_initialized():  # the next call would begin a cluster of its own
+            raise ConnectionError("the program has left the cluster (ray.shutdown) while workers ran there")
+
+    def begin(self) -> Future[About]:
+        begun: Future[About] = self._handle.begin.remote().future()
+        return begun
+
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        self._handle.tell.options(concurrency_group="tell").remote(number, words, frame, holds)
+
+    def pull(self, most: int) -> Future[Pulled]:
+        pulled: Future[Pulled] = self._handle.pull.options(concurrency_group="pull").remote(most).future()
+        return pulled
+
+    def kill(self) -> None:
+        if self._ray.is_initialized():  # else it would begin a new one
+            self._ray.kill(self._handle, no_restart=True)
+
+
+def _demands(options: dict[str, Any]) -> dict[str, float]:
+    """What an actor of these options asks for, by the names that Ray's resources have."""
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    asked = {**named, **(options.get("resources") or {})}
+    return {name: float(amount) for name, amount in asked.items() if amount}
+
+
+def _in_words(resources: dict[str, float]) -> str:
+    return f"{{{', '.join(f'{name}: {amount:g}' for name, amount in resources.items())}}}"
+
+
+def _join(ray: Any) -> None:
+    """Joins the cluster that runs."""
+    try:
+        ray.init(address="auto", log_to_driver=sys.flags.dev_mode)
+    except ConnectionError as error:
+        raise ConnectionError(
+            "RayReadingService found no Ray cluster to join: call ray.init() before for one on this machine, start one "
+            "by `ray start --head` (and `ray start --address=…` on other machines), or let RAY_ADDRESS name one"
+        ) from error
+
+
+def _strategy(ray: Any, scheduling: Any) -> Any:
+    """The strategy that a user means, who may have named one or have a placement group."""
+    if hasattr(scheduling, "bundle_specs"):
+        return ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(scheduling)
+    return scheduling

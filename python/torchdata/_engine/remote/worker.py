@@ -1,0 +1,304 @@
+"""Main's side of a worker on another machine: what `ChildProcess` is to one on this machine.
+
+Role: runs in main. The worker has the links that any child has, of which main has the usual ends. The other ends are a
+carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts into them
+what it pulls from there. So main's collector, commands, leases and states see a child like any other.
+
+Everything that comes from a host goes through its own worker's thread and links: what an earlier worker in the same
+place has sent cannot come to a later one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from torchdata._engine.processes.process import ChildProcess
+from torchdata._engine.remote.host import About, Pulled, apart, versions
+from torchdata._engine.workers.child import MAIN, ChildSetup
+from torchdata._native import Carrier, OwnedDescriptor
+
+__all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
+
+#: Pulls that wait at a host, so that it makes a frame while another one is on its way.
+AHEAD = 2
+#: Bytes of one message with commands.
+TOLD = 1 << 20
+#: Set in the order of the end, which is beyond all epochs; the bits below tell those.
+_END = 1 << 32
+#: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
+LOOK, JOINED = 1.0, 5.0
+
+#: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
+LATE = 10.0
+
+#: Each worker's own number: process numbers of other machines may repeat.
+_numbers = itertools.count(1)
+
+
+class Actor(Protocol):
+    """A host somewhere, as main calls it. Each call returns at once, and its future may hold Ray's error."""
+
+    def check(self) -> None:
+        """Raises where nobody can be called any more."""
+
+    def begin(self) -> Future[About]: ...
+
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None: ...
+
+    def pull(self, most: int) -> Future[Pulled]: ...
+
+    def kill(self) -> None: ...
+
+    @property
+    def identity(self) -> str: ...
+
+
+class Hosts(Protocol):
+    """Who makes hosts. It takes the place of multiprocessing's context."""
+
+    #: Bytes of a frame from which on no further unit is added.
+    chunk_bytes: int
+
+    def host(self, setup: ChildSetup) -> Actor:
+        """Asks for a host, and does not wait for it."""
+
+    def tell_late(self, seconds: float) -> None:
+        """Warns that a host is not up after so many seconds."""
+
+    def why(self, error: BaseException) -> str:
+        """What an error of an actor's call says of its end."""
+
+
+class VersionsDiffer(RuntimeError):
+    """The worker would run under other versions than main."""
+
+
+class RemoteWorker(ChildProcess):
+    """A worker on another machine.
+
+    Args:
+        hosts: who makes its host.
+        name: what the worker is called in messages.
+        setup: what a child here would be set up with.
+    """
+
+    def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
+        super().__init__(name, name)
+        self._hosts, self._setup = hosts, setup
+        self._wake = threading.Event()
+        self._is_killed = False
+        self._thread: threading.Thread | None = None
+        self._actor: Actor | None = None
+        self._carrier: Carrier | None = None
+        #: What it is, once it is up.
+        self.about: About | None = None
+        ends = os.pipe()
+        #: Its end is written into one; who watches it has copies of the other.
+        self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
+
+    def _launch(self) -> int:
+        self._actor = self._hosts.host(self._setup)
+        self._thread = threading.Thread(target=self._run, name=f"torchdata-{self.name}", daemon=True)
+        self._thread.start()
+        return next(_numbers)
+
+    # -- its life, as main sees it -----------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Does nothing: it is watched since it was made."""
+
+    def _look(self, pid: int) -> None:
+        pass  # its thread says so
+
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when it ends."""
+        return self._sign.fileno()
+
+    @property
+    def sign(self) -> OwnedDescriptor:
+        """The same, for a reader of links."""
+        return self._sign
+
+    @property
+    def called(self) -> str:
+        """Its name, and where it is."""
+        actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
+        if self.about is None:
+            return f"{self.name} ({actor}, not up yet)"
+        return f"{self.name} (pid {self.about.pid} on {self.about.node}, {actor})"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was asked for, and is not up."""
+        return self._actor is not None and self.about is None and not self._has_ended
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._is_killed = True
+        self._ring()
+
+    def close(self) -> None:
+        """Gives its descriptors back, once it has ended."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOINED)
+        self._ending.close()
+        self._sign.close()
+
+    def _ring(self) -> None:
+        self._wake.set()
+        carrier = self._carrier
+        if carrier is not None:
+            carrier.ring()
+
+    # -- its thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        actor = self._actor
+        assert actor is not None
+        try:
+            self._carry(actor)
+        except BaseException as error:
+            self.told = self._hosts.why(error)
+        with contextlib.suppress(Exception):
+            actor.kill()
+        self._has_ended = True
+        with contextlib.suppress(OSError):
+            os.write(self._ending.fileno(), b"\0")
+
+    def _carry(self, actor: Actor) -> None:
+        """Carries until the worker has ended."""
+        about = self._await(actor.begin())
+        if about is None:
+            return
+        self.about, self.exitcode = about, about.exitcode
+        if about.exitcode is not None:
+            return
+        differences = _differences(about.versions)
+        if differences:
+            raise VersionsDiffer(differences)
+        lines, bells, index = self._setup.lines, self._setup.common.bells.shared, self._setup.index
+        self._carrier = carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, index, MAIN)
+        pulls: deque[Future[Pulled]] = deque()
+        early: dict[int, Pulled] = {}
+        arrived = _Arrived(carrier, self._hosts.chunk_bytes)
+        told = pulled = 0
+        holds = False
+        while not self._is_killed:
+            actor.check()
+            arrived.put()
+            words, commands = carrier.take(TOLD)
+            if words is not None and words[0] & _END:
+                arrived.end()
+            if words is not None or commands or holds != arrived.is_much:
+                holds = arrived.is_much
+                actor.tell(told, words, apart(commands), holds)
+                told += 1
+            while len(pulls) < AHEAD:
+                pull = actor.pull(self._hosts.chunk_bytes)
+                pulls.append(pull)
+                pull.add_done_callback(_ringing(carrier))
+            while pulls and pulls[0].done():
+                brought = pulls.popleft().result()
+                early[brought.number] = brought
+            one = early.pop(pulled, None)
+            if one is None:
+                carrier.wait(LOOK, True, bool(arrived))
+                continue
+            pulled += 1
+            if one.words is not None:
+                carrier.put_words(one.words)
+            arrived.add(one.frame)
+            if one.has_ended:  # frames without room are lost, like what a dead worker had not put into its ring
+                arrived.put()
+                self.exitcode = one.exitcode
+                return
+
+    def _await(self, begun: Future[About]) -> About | None:
+        """Waits until the worker is up; None if it was killed before."""
+        begun.add_done_callback(lambda _: self._wake.set())
+        began, patience = time.monotonic(), LATE
+        while not self._is_killed:
+            if begun.done():
+                return begun.result()
+            self._wake.wait(min(LOOK, patience))
+            if time.monotonic() - began >= patience and not begun.done():
+                self._hosts.tell_late(time.monotonic() - began)
+                patience *= 2
+        return None
+
+
+class _Arrived:
+    """Frames that have arrived, in their order, until there is room for them in main's link.
+
+    Args:
+        carrier: puts them there.
+        much: bytes from which on the host is to hold others back.
+    """
+
+    def __init__(self, carrier: Carrier, much: int) -> None:
+        self._carrier, self._much = carrier, much
+        self._frames: deque[list[Any]] = deque()
+        self._bytes = 0
+        self._has_ended = False
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    @property
+    def is_much(self) -> bool:
+        """Whether the host is to hold others back."""
+        return self._bytes >= self._much
+
+    def add(self, frame: list[Any]) -> None:
+        """Takes one in, which may be empty."""
+        if frame and not self._has_ended:
+            self._frames.append(frame)
+            self._bytes += _bytes_of(frame)
+
+    def put(self) -> None:
+        """Puts as many as find room."""
+        while self._frames and self._carrier.put(self._frames[0]):
+            self._bytes -= _bytes_of(self._frames.popleft())
+
+    def end(self) -> None:
+        """Drops all that are there and that come: main reads no more, so there may never be room."""
+        self._has_ended = True
+        self._frames.clear()
+        self._bytes = 0
+
+
+def _bytes_of(frame: list[Any]) -> int:
+    return sum(memoryview(part).nbytes for part in frame)
+
+
+def _ringing(carrier: Carrier) -> Callable[[object], None]:
+    def ring(_: object) -> None:
+        carrier.ring()
+
+    return ring
+
+
+def _differences(theirs: dict[str, str]) -> str:
+    """The versions that differ where they must not, in words; empty if none does."""
+    ours = versions()
+    pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
+    differ = [
+        f"{name} is {here} here and {there} there"
+        for name, here, there in pairs
+        if _release(name, here) != _release(name, there)
+    ]
+    return f"the versions differ: {'; '.join(differ)}" if differ else ""
+
+
+def _release(name: str, version: str) -> Any:
+    """As much of a version as must be the same: all of this package's, major and minor of others."""
+    return version if name == "torchdata-rs" else version.split(".")[:2]

@@ -1,0 +1,153 @@
+"""`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
+
+Role: checks what the user says of the cluster, and has the workers made there. All else is as with workers on this
+machine: which graph they run, in which order their items come, what a state says. Runs in main.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchdata._optional import require
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+from torchdata.dataloader2.services.program import WorkerInfo
+from torchdata.dataloader2.services.shifts import Shifts
+from torchdata.datapipes._pipe.checks import check_int
+
+__all__ = ["RayReadingService"]
+
+_NAME = "RayReadingService"
+#: Items that a worker is ahead: more than on one machine, as what main says takes a millisecond to come there.
+_AHEAD = 200
+#: Options of an actor that are not the user's, and why.
+_OWN = {
+    "concurrency_groups": "the service has its own",
+    "max_concurrency": "the service has its own",
+    "max_restarts": "on_worker_exit says what becomes of a worker that dies",
+    "max_task_retries": "on_worker_exit says what becomes of a worker that dies",
+    "lifetime": "actors end with the loader",
+    "name": "each worker has an actor of its own",
+    "get_if_exists": "each worker has an actor of its own",
+    "scheduling_strategy": "the argument `scheduling` says it",
+    "runtime_env": "the argument `runtime_env` says it",
+}
+
+
+class RayReadingService(MultiProcessingReadingService):
+    """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
+
+    The items, their order and the state of the loader are those of `MultiProcessingReadingService` with as many
+    workers, and a state that was saved with the one goes on with the other. Each worker is a process of its own beside
+    a Ray actor, which ends with the loader. A cluster that runs is joined (`ray.init(address="auto")`), unless the
+    program has called `ray.init()` itself.
+
+    The pipeline is pickled, functions of the main program by value. Modules that it imports must be there on all
+    machines (`runtime_env`), in the same versions of Python, NumPy and this package, and so must its files.
+
+    Args:
+        num_workers: number of workers.
+        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it.
+        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers.
+        worker_init_fn: see `MultiProcessingReadingService`.
+        worker_reset_fn: see `MultiProcessingReadingService`.
+        ray_remote_args: options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1}}`; one
+            CPU if nothing is said.
+        scheduling: where Ray places them: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
+            `ray.util.scheduling_strategies` or a placement group.
+        runtime_env: the environment of the actors, as Ray takes it.
+        chunk_bytes: bytes from which on what a worker has ready is sent as one message.
+        in_order: see `MultiProcessingReadingService`.
+        memory_budget: bytes of shared memory that items may use in the main process, and as many in flight at the
+            workers; None for a quarter of the machine's memory.
+        timeout: seconds to wait for an item before TimeoutError is raised; None (or 0) waits as long as the worker
+            lives.
+        on_worker_exit: "error" raises `WorkerExitedError` when a worker, its actor or its machine dies; "restart" has
+            Ray place another one, which goes on from the last snapshot.
+
+    Not there yet: `num_workers="auto"`, `on_timeout="restart"` and `sharding_round_robin_dispatch`, which raise.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        worker_prefetch_cnt: int = _AHEAD,
+        main_prefetch_cnt: int = 10,
+        worker_init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None = None,
+        worker_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
+        *,
+        ray_remote_args: dict[str, Any] | None = None,
+        scheduling: Any = None,
+        runtime_env: dict[str, Any] | None = None,
+        chunk_bytes: int = 8 << 20,
+        in_order: bool = True,
+        memory_budget: int | None = None,
+        timeout: float | None = None,
+        on_worker_exit: str = "error",
+    ) -> None:
+        check_int(_NAME, "num_workers", num_workers, least=1)
+        check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
+        check_int(_NAME, "main_prefetch_cnt", main_prefetch_cnt, least=0)
+        super().__init__(
+            num_workers,
+            None,
+            worker_prefetch_cnt,
+            main_prefetch_cnt,
+            worker_init_fn,
+            worker_reset_fn,
+            in_order=in_order,
+            memory_budget=memory_budget,
+            timeout=timeout,
+            on_worker_exit=on_worker_exit,
+        )
+        self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
+        self.scheduling = scheduling
+        if runtime_env is not None and not isinstance(runtime_env, dict):
+            raise TypeError(f"{_NAME}: runtime_env must be a dictionary, as Ray takes it, not {runtime_env!r}")
+        self.runtime_env = runtime_env
+        self.chunk_bytes = check_int(_NAME, "chunk_bytes", chunk_bytes, least=1)
+        require("ray", extra="ray", needed_by=_NAME)
+        self._cluster: Any = None
+
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
+        if dispatching is not None:
+            raise NotImplementedError(
+                f"{_NAME} runs no dispatching process yet, which sharding_round_robin_dispatch needs: share the items "
+                "out by sharding_filter, or use a MultiProcessingReadingService"
+            )
+        from torchdata._engine.remote.cluster import Cluster
+        from torchdata.dataloader2.linter import warn_of_local_paths
+
+        self._cluster = cluster = Cluster(
+            _NAME,
+            self.ray_remote_args,
+            self.scheduling,
+            self.runtime_env,
+            self.num_workers,
+            self.memory_budget,
+            self.chunk_bytes,
+        )
+        if cluster.spans_machines():
+            warn_of_local_paths(branch)
+        return super()._start(branch, dispatching)
+
+    def _context(self) -> Any:
+        cluster, self._cluster = self._cluster, None
+        return cluster
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Checks the options of actors that a user gives.
+
+    Raises:
+        TypeError: they are no dictionary of names.
+        ValueError: one of them is not for the user to give.
+    """
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
+    for key in options:
+        if key in _OWN:
+            raise ValueError(f"{_NAME}: ray_remote_args must not have {key!r}: {_OWN[key]}")
+    return options

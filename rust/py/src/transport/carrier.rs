@@ -1,0 +1,118 @@
+//! A carrier as a Python object: frames for another machine, and from it.
+//!
+//! Runs in main and in the process beside a worker elsewhere. Several threads of that process may call it: its lock is
+//! held without the GIL alone, so that nobody who holds it waits for the GIL.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use torchdata_core::link::carrier::{Carrier, Frame, Words};
+use torchdata_core::link::consumer::Buffer;
+use torchdata_core::process::board::BellRef;
+
+use super::links::{PyBellBoard, PyLink, bell};
+use super::waiting::wait_until;
+use crate::buffers::LeasedBuffer;
+use crate::errors;
+use crate::seconds::duration;
+
+/// Carries units and words between a link that it reads and one that it writes, and their copies elsewhere.
+#[pyclass(frozen, name = "Carrier", module = "torchdata._native")]
+pub struct PyCarrier {
+    carrier: Mutex<Carrier>,
+    own: BellRef,
+    /// Whether somebody has rung for another reason than units and words.
+    rung: AtomicBool,
+}
+
+impl PyCarrier {
+    fn held(&self) -> MutexGuard<'_, Carrier> {
+        self.carrier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyCarrier {
+    /// Takes the consumer's end of `inbound` and the producer's of `outbound`, which the process `peer` has the other
+    /// ends of. Numbers of processes are those of their bells.
+    #[new]
+    fn new(
+        inbound: &Bound<'_, PyLink>,
+        outbound: &Bound<'_, PyLink>,
+        board: &Bound<'_, PyBellBoard>,
+        own: usize,
+        peer: usize,
+    ) -> PyResult<Self> {
+        let carrier = Carrier::new(&inbound.get().0, &outbound.get().0, bell(board, peer)?).map_err(errors::open)?;
+        Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
+    }
+
+    /// Takes units until there are none, or they have `most` bytes: (words, frame). The words are None if they are as
+    /// before. The frame is a head and large buffers; empty without units.
+    fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
+        let (words, frame) = py
+            .detach(|| {
+                let mut frame = Frame::default();
+                let words = self.held().take(&mut frame, most);
+                words.map(|words| (words, frame))
+            })
+            .map_err(errors::take)?;
+        let parts = PyList::empty(py);
+        if !frame.head.is_empty() {
+            parts.append(PyBytes::new(py, &frame.head))?;
+        }
+        for buffer in frame.buffers {
+            match buffer {
+                Buffer::Leased(lease) => parts.append(Bound::new(py, LeasedBuffer(lease))?)?,
+                Buffer::Owned(bytes) => parts.append(PyBytes::new(py, &bytes))?,
+            }
+        }
+        Ok((words, parts))
+    }
+
+    /// Puts a frame. False if there was no room for all of it: to be called again with the same frame.
+    fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
+        let mut parts = Vec::with_capacity(frame.len());
+        for buffer in &frame {
+            if !buffer.is_c_contiguous() {
+                return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
+            }
+            // SAFETY: the buffer is contiguous, and held until the end of this call. Nobody writes to what a frame lies in.
+            parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
+        }
+        let Some((head, beside)) = parts.split_first() else { return Ok(true) };
+        py.detach(|| self.held().put(head, beside)).map_err(errors::corrupted)
+    }
+
+    /// Shows words from the other side to those who wait for them here.
+    fn put_words(&self, py: Python<'_>, words: Vec<u64>) -> PyResult<()> {
+        let words = Words::try_from(words).map_err(|_| PyValueError::new_err("there are five words"))?;
+        py.detach(|| self.held().put_words(words));
+        Ok(())
+    }
+
+    /// Waits until words have changed, or somebody has rung; if `units`, until there are some to take, too, and if
+    /// `lacks`, until the frame that was put last finds room. `seconds` at most.
+    fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
+        let (began, limit) = (Instant::now(), duration(seconds));
+        let ready = || {
+            if self.rung.swap(false, Relaxed) || began.elapsed() >= limit {
+                return true;
+            }
+            let mut carrier = self.held();
+            carrier.has_news(units) || lacks && carrier.has_room()
+        };
+        wait_until(py, &self.own, None, ready, || (), |_| Ok(()))
+    }
+
+    /// Ends a wait, or the next one.
+    fn ring(&self) {
+        self.rung.store(true, Relaxed);
+        self.own.ring();
+    }
+}

@@ -1,0 +1,187 @@
+//! Carriers between two copies of a link: what comes out of one is what went into the other, whatever its size, in its
+//! order and with its stream; and words do not wait for units.
+
+#![cfg(not(loom))]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::stream::Random;
+use torchdata_core::link::carrier::{Carrier, Frame, OUT_OF_BAND, Words};
+use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::producer::{Part, Producer, Push};
+use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::process::board::BellBoard;
+use torchdata_core::protocol::Stream;
+
+/// A link with a copy elsewhere, and the two carriers between; and a link back, on which nothing but words go.
+struct Way {
+    producer: Producer,
+    consumer: Consumer,
+    here: Carrier,
+    there: Carrier,
+    _links: Vec<Link>,
+}
+
+fn way(near: u64, far: u64) -> Way {
+    let board = BellBoard::create(1).unwrap();
+    let bell = || board.bell(0).unwrap();
+    let link = |arena_capacity| Link::create(LinkConfig { arena_capacity, ..LinkConfig::default() }).unwrap();
+    let links = vec![link(near), link(far), link(0), link(0)];
+    let [from, to, back_here, back_there] = &links[..] else { unreachable!() };
+    Way {
+        producer: from.producer(bell()).unwrap(),
+        consumer: to.consumer(bell()).unwrap(),
+        here: Carrier::new(from, back_here, bell()).unwrap(),
+        there: Carrier::new(back_there, to, bell()).unwrap(),
+        _links: links,
+    }
+}
+
+fn bytes_of(buffer: &Buffer) -> Vec<u8> {
+    match buffer {
+        Buffer::Owned(bytes) => bytes.to_vec(),
+        Buffer::Leased(lease) => lease.private_copy().unwrap(),
+    }
+}
+
+/// Kind, payload, buffers and digest of a unit.
+type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
+
+/// Carries one frame, of which the consumer takes what stands in the way.
+fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
+    let mut frame = Frame::default();
+    let words = way.here.take(&mut frame, most).unwrap();
+    let beside: Vec<Vec<u8>> = frame.buffers.iter().map(bytes_of).collect();
+    let slices: Vec<&[u8]> = beside.iter().map(|buffer| &buffer[..]).collect();
+    let mut unit = Unit::default();
+    let mut take = |consumer: &mut Consumer| {
+        while consumer.take(&mut unit).unwrap() {
+            taken.push((
+                unit.kind,
+                unit.payload.clone(),
+                unit.buffers.drain(..).map(|one| bytes_of(&one)).collect(),
+                unit.digest,
+            ));
+        }
+    };
+    while !way.there.put(&frame.head, &slices).unwrap() {
+        take(&mut way.consumer);
+        assert!(way.there.has_room(), "all was taken, and all given back");
+    }
+    take(&mut way.consumer);
+    words
+}
+
+fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8]) -> bool {
+    let mut parts = Vec::new();
+    for buffer in buffers {
+        let Some(block) = producer.allocate(buffer.len()).unwrap() else { return false };
+        // SAFETY: the block is ours and has room for so many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
+        parts.push(Part::Block(Arc::new(block)));
+    }
+    producer.push_item(kind, &parts, payload).unwrap() == Push::Done
+}
+
+#[test]
+fn units_of_all_sizes_come_as_they_were_sent_into_large_and_small_memory() {
+    for (seed, far) in [(1, 64 << 20), (2, 1 << 20), (3, 0)] {
+        let mut dice = Random(seed);
+        let mut way = way(64 << 20, far);
+        let (mut sent, mut taken) = (Vec::new(), Vec::new());
+        let stream = Stream::first(1);
+        way.producer.begin(stream);
+        way.consumer.begin(stream, 1 << 20);
+        for number in 0..300_u32 {
+            let payload: Vec<u8> = (0..dice.below(300)).map(|at| (at as u32 + number) as u8).collect();
+            let lens = (0..dice.below(4)).map(|_| match dice.below(5) {
+                0 => 1 + dice.below(200) as usize,
+                1 => OUT_OF_BAND - 1 + dice.below(3) as usize,
+                2 => dice.below(500_000) as usize,
+                _ => dice.below(20_000) as usize,
+            });
+            let buffers: Vec<Vec<u8>> = lens
+                .collect::<Vec<_>>()
+                .into_iter()
+                .map(|len| (0..len).map(|at| (at as u32 * 7 + number) as u8).collect())
+                .collect();
+            while !push(&mut way.producer, number as u16 % 4, &buffers, &payload) {
+                carry(&mut way, 1 + dice.below(2_000_000) as usize, &mut taken);
+            }
+            sent.push((number as u16 % 4, payload, buffers));
+            if dice.below(8) == 0 {
+                carry(&mut way, 1 + dice.below(2_000_000) as usize, &mut taken);
+            }
+        }
+        let mut account = torchdata_core::protocol::Account::default();
+        for _ in 0..1000 {
+            carry(&mut way, 1 << 20, &mut taken);
+        }
+        for (_, _, _, digest) in &taken {
+            account.count(*digest);
+        }
+        assert!(
+            taken
+                .iter()
+                .map(|(kind, payload, buffers, _)| (*kind, payload, buffers))
+                .eq(sent.iter().map(|(kind, payload, buffers)| (*kind, payload, buffers)))
+        );
+        assert_eq!(account, way.producer.account(), "the checksums are those of the producer");
+    }
+}
+
+#[test]
+fn units_keep_their_streams_and_those_of_an_epoch_that_was_left_are_dropped() {
+    let mut way = way(1 << 20, 1 << 20);
+    let mut taken = Vec::new();
+    for epoch in 1..4 {
+        way.producer.begin(Stream::first(epoch));
+        assert!(push(&mut way.producer, 0, &[], &[epoch as u8]));
+    }
+    way.consumer.begin(Stream::first(2), 8);
+    carry(&mut way, 1 << 20, &mut taken);
+    assert_eq!(taken.iter().map(|(_, payload, ..)| payload[0]).collect::<Vec<_>>(), [2]);
+    way.consumer.begin(Stream::first(3), 8);
+    carry(&mut way, 1 << 20, &mut taken);
+    assert_eq!(taken.iter().map(|(_, payload, ..)| payload[0]).collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
+fn words_come_at_once_though_units_before_them_are_left() {
+    let mut way = way(1 << 20, 1 << 20);
+    let mut taken = Vec::new();
+    way.producer.begin(Stream::first(1));
+    way.consumer.begin(Stream::first(1), 8);
+    for number in 0..3 {
+        assert!(push(&mut way.producer, 0, &[], &[number; 100]));
+    }
+    assert!(way.here.has_news(true) && !way.here.has_news(false), "units alone");
+    way.producer.order(7);
+    assert!(way.here.has_news(false));
+    let words = carry(&mut way, 0, &mut taken).expect("no unit is taken");
+    assert!(taken.is_empty() && way.here.has_news(true) && !way.here.has_news(false));
+    way.there.put_words(words);
+    assert_eq!(carry(&mut way, 1, &mut taken), None, "they are given once");
+    assert_eq!(carry(&mut way, 1 << 20, &mut taken), None);
+    assert_eq!(taken.len(), 3);
+    assert!(!way.here.has_news(true));
+}
+
+#[test]
+fn a_frame_that_contradicts_itself_is_reported() {
+    let mut way = way(1 << 20, 1 << 20);
+    way.producer.begin(Stream::first(1));
+    assert!(push(&mut way.producer, 0, &[vec![1; 100], vec![2; OUT_OF_BAND]], &[3; 50]));
+    let mut frame = Frame::default();
+    way.here.take(&mut frame, 1).unwrap();
+    let beside = bytes_of(&frame.buffers[0]);
+    for cut in 1..frame.head.len() {
+        assert!(way.there.put(&frame.head[..cut], &[&beside]).is_err(), "cut at {cut}");
+    }
+    assert!(way.there.put(&frame.head, &[]).is_err());
+    assert!(way.there.put(&frame.head, &[&beside[1..]]).is_err());
+    assert!(way.there.put(&frame.head, &[&beside]).unwrap());
+}

@@ -1,0 +1,274 @@
+//! Workers on other machines: each has copies of its links there, and carriers take units and words from one copy to
+//! the other.
+//!
+//! Up to two frames are on their way in either direction. A frame has the units that were there when it was made, or none,
+//! and the latest words. Words are shown when their frame arrives; units are kept as long as there is no room for them:
+//! who reads them may be waiting for a word, and read nothing. A worker may die and leave its host, which carries on what
+//! it had sent; or the host dies with it, and main may hear of that before frames that are on their way. Frames belong to
+//! the links of one process: one that takes a place has links of its own, where nothing of the process before it can come.
+
+use std::collections::VecDeque;
+
+use torchdata_core::protocol::Grant;
+
+use super::memory::{Link, Unit};
+use super::saving::Ordered;
+use super::world::{Act, After, CONTROL, Child, Doing, Main, Setting, World};
+
+/// Frames on their way in one direction, at most.
+const UNDER_WAY: usize = 2;
+
+/// From a worker to main.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Up {
+    units: VecDeque<Unit>,
+    acknowledged: Option<u64>,
+}
+
+/// From main to a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Down {
+    commands: VecDeque<Ordered>,
+    words: (u64, u64, u32),
+}
+
+/// What lies between main and a worker on another machine.
+#[derive(Debug, Clone, Hash)]
+pub struct Carrier {
+    /// Main's copy of the control link: commands, and the order.
+    commands: VecDeque<Ordered>,
+    order: u64,
+    up: VecDeque<Up>,
+    down: VecDeque<Down>,
+    /// Units that have arrived in main, and commands that have arrived at the host, for which there was no room.
+    arrived: VecDeque<Unit>,
+    to_tell: VecDeque<Ordered>,
+    /// The words that were sent last in either direction: the order, and the grant with its count; the acknowledgement.
+    told: (u64, u64, u32),
+    said: Option<u64>,
+    /// The acknowledgement that main sees.
+    acknowledged: Option<u64>,
+    /// Whether the host has died.
+    is_cut: bool,
+}
+
+impl Carrier {
+    pub fn new() -> Self {
+        Self {
+            commands: VecDeque::new(),
+            order: 0,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            arrived: VecDeque::new(),
+            to_tell: VecDeque::new(),
+            told: (0, Grant::NONE, 0),
+            said: None,
+            acknowledged: None,
+            is_cut: false,
+        }
+    }
+}
+
+impl Setting {
+    /// The steps of the carriers of a worker, and the death of its host.
+    pub fn carrier_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
+        let Some(carrier) = world.carriers.get(index) else { return };
+        if world.main == Main::Gone {
+            return;
+        }
+        let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
+        let (child, far, near) = (&world.children[index], &world.far[index], &world.out[index]);
+        if !carrier.is_cut
+            && carrier.up.len() < UNDER_WAY
+            && (!far.units.is_empty() || child.acknowledged != carrier.said)
+        {
+            let mut after = world.clone();
+            let units = std::mem::take(&mut after.far[index].units);
+            let acknowledged = child.acknowledged;
+            let carrier = &mut after.carriers[index];
+            carrier.said = acknowledged;
+            carrier.up.push_back(Up { units, acknowledged });
+            push("sends what the worker has made", after);
+        }
+        if !carrier.is_cut
+            && carrier.up.len() < UNDER_WAY
+            && !far.units.is_empty()
+            && child.acknowledged != carrier.said
+        {
+            let mut after = world.clone();
+            let acknowledged = child.acknowledged;
+            let carrier = &mut after.carriers[index];
+            carrier.said = acknowledged;
+            carrier.up.push_back(Up { units: VecDeque::new(), acknowledged });
+            push("sends words, and leaves units", after);
+        }
+        if carrier.arrived.is_empty() || self.rules.words_at_once {
+            let mut after = world.clone();
+            let carrier = &mut after.carriers[index];
+            if let Some(frame) = carrier.up.pop_front() {
+                carrier.arrived.extend(frame.units);
+                carrier.acknowledged = frame.acknowledged;
+                push("brings a frame", after);
+            }
+        }
+        if !carrier.arrived.is_empty() && near.units.len() < self.ring {
+            let mut after = world.clone();
+            let (carrier, near) = (&mut after.carriers[index], &mut after.out[index]);
+            while near.units.len() < self.ring
+                && let Some(unit) = carrier.arrived.pop_front()
+            {
+                near.units.push_back(unit);
+            }
+            push("puts units into main's ring", after);
+        }
+        let words = (carrier.order, near.grant, near.count);
+        if carrier.down.len() < UNDER_WAY && (!carrier.commands.is_empty() || words != carrier.told) {
+            let mut after = world.clone();
+            let carrier = &mut after.carriers[index];
+            carrier.told = words;
+            let commands = std::mem::take(&mut carrier.commands);
+            carrier.down.push_back(Down { commands, words });
+            push("sends what main has said", after);
+        }
+        if !carrier.down.is_empty() {
+            let mut after = world.clone();
+            let carrier = &mut after.carriers[index];
+            let frame = carrier.down.pop_front().expect("there is one");
+            carrier.to_tell.extend(frame.commands);
+            let (child, far) = (&mut after.children[index], &mut after.far[index]);
+            (child.order, far.grant, far.count) = frame.words;
+            push("shows the worker words", after);
+        }
+        if !carrier.to_tell.is_empty() && child.doing != Doing::Gone && child.control.len() < CONTROL {
+            let mut after = world.clone();
+            let (carrier, child) = (&mut after.carriers[index], &mut after.children[index]);
+            while child.control.len() < CONTROL
+                && let Some(command) = carrier.to_tell.pop_front()
+            {
+                child.control.push_back(command);
+            }
+            push("tells the worker", after);
+        }
+        if world.deaths > 0 && child.doing != Doing::Gone {
+            let mut after = world.clone();
+            after.deaths -= 1;
+            after.children[index].doing = Doing::Gone;
+            after.carriers[index].is_cut = true;
+            steps.push((Act::HostDies(index), Ok(after)));
+        }
+    }
+
+    /// Whether workers are on other machines.
+    pub fn fresh_carriers(&self) -> super::shared::Shared<Carrier> {
+        (0..if self.carried { self.workers } else { 0 }).map(|_| Carrier::new()).collect()
+    }
+}
+
+impl World {
+    /// Sends a command. False if there is no room for it; true if the child has died, as a death is found elsewhere.
+    pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
+        let Self { children, carriers, .. } = self;
+        let child = &mut children[index];
+        let is_gone = child.doing == Doing::Gone;
+        let Child { control, order, .. } = child;
+        let (control, order) = match index < carriers.len() {
+            true => {
+                let Carrier { commands, order, .. } = &mut carriers[index];
+                (commands, order)
+            }
+            false => (control, order),
+        };
+        if control.len() == CONTROL || is_gone {
+            return is_gone;
+        }
+        *order = ordered.command.order().unwrap_or(*order);
+        control.push_back(ordered);
+        true
+    }
+
+    /// The acknowledgement of main's call that main sees.
+    pub fn acknowledged(&self, index: usize) -> Option<u64> {
+        self.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
+    }
+
+    /// Whether main can see that a child has died: one elsewhere, when its host has, or all has arrived that it has sent.
+    pub fn is_gone(&self, index: usize) -> bool {
+        let child = &self.children[index];
+        let all_arrived = |carrier: &Carrier| {
+            carrier.up.is_empty() && self.far[index].units.is_empty() && child.acknowledged == carrier.said
+        };
+        let sees = |carrier: &Carrier| carrier.is_cut || all_arrived(carrier);
+        child.doing == Doing::Gone && self.carriers.get(index).is_none_or(|carrier| sees(carrier))
+    }
+
+    /// Links and carriers for a process that takes a worker's place.
+    pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
+        if setting.carried {
+            let before = std::mem::replace(&mut self.carriers[index], Carrier::new());
+            self.far[index] = Link::new();
+            if !setting.rules.own_frames {
+                self.carriers[index].up = before.up;
+            }
+        }
+    }
+}
+
+// ---- the protocol holds between machines ----------------------------------------------------------------------------
+
+fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
+    Setting { carried: true, ..super::setting(workers, false, outputs) }
+}
+
+#[test]
+fn one_worker_elsewhere() {
+    for (window, outputs) in [(1, &[2, 0, 1][..]), (2, &[1, 1])] {
+        super::all_hold(&Setting { window, ..carried(1, outputs) });
+    }
+}
+
+#[test]
+fn two_workers_elsewhere() {
+    super::all_hold(&Setting { epochs: 1, ..carried(2, &[1, 1]) });
+}
+
+#[test]
+fn a_worker_elsewhere_is_gone_on_with_and_replaced() {
+    let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
+    holds("goes on", &Setting { resumes: 1, ..one.clone() });
+    let replaced = Setting { restarts: true, deaths: 2, ..one };
+    holds("replaced", &replaced);
+    holds("replaced, calls", &Setting { calls: true, snapshots: 1, ..replaced.clone() });
+    holds("replaced, halts", &Setting { pauses: true, deaths: 1, ..replaced.clone() });
+    holds("replaced, two epochs, breaks", &Setting { epochs: 2, breaks: true, deaths: 1, snapshots: 1, ..replaced });
+}
+
+#[test]
+#[ignore = "takes ten minutes: by hand, as the others"]
+fn a_worker_elsewhere_is_gone_on_with_twice_and_called_between_snapshots() {
+    let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
+    holds("goes on twice", &Setting { resumes: 2, ..one.clone() });
+    holds("goes on, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
+    holds("replaced, calls", &Setting { restarts: true, deaths: 2, calls: true, ..one });
+}
+
+#[track_caller]
+fn holds(what: &str, setting: &Setting) {
+    let began = std::time::Instant::now();
+    match super::explore(setting) {
+        Ok(explored) => println!("a worker elsewhere {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
+        Err(found) => panic!("a worker elsewhere {what}: {found}"),
+    }
+}
+
+#[test]
+fn frames_of_a_process_that_come_to_the_one_in_its_place_are_found() {
+    let setting = Setting { restarts: true, deaths: 1, epochs: 1, snapshots: 1, ..carried(1, &[1, 1]) };
+    let found = super::found(setting, |rules| rules.own_frames = false);
+    assert!(found.contains("is delivered"), "{found}");
+}
+
+#[test]
+fn words_that_wait_for_room_are_waited_for_in_vain() {
+    let setting = Setting { calls: true, ring: 1, window: 2, epochs: 1, ..carried(1, &[1, 1, 1]) };
+    assert!(super::found(setting, |rules| rules.words_at_once = false).contains("everybody waits"));
+}

@@ -1,0 +1,213 @@
+"""Workers on a Ray cluster give what workers on this machine give: items, order, states, errors."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from process_checks import MULTIPROCESSING, is_gone
+from ray_cluster import PIPELINES, cluster, failing, needs_ray, numbered, of_ray
+from torchdata._engine.remote import worker as worker_module
+from torchdata._engine.remote.cluster import Cluster
+from torchdata._engine.remote.worker import RemoteWorker
+from torchdata.dataloader2 import (
+    DataLoader2,
+    MultiProcessingReadingService,
+    RayReadingService,
+)
+from torchdata.dataloader2.linter import DataPipeLintWarning
+from torchdata.datapipes.iter import FileLister, IterableWrapper
+from waiting import wait_for
+
+pytestmark = [
+    pytest.mark.alone,
+    # On a busy machine.
+    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
+    needs_ray,
+    *of_ray,
+]
+
+WORKERS = 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ray() -> Iterator[Any]:
+    with cluster() as found:
+        yield found
+
+
+def remote(workers: int = WORKERS, **options: Any) -> RayReadingService:
+    options.setdefault("ray_remote_args", {"num_cpus": 0})
+    return RayReadingService(workers, **options)
+
+
+def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(workers, **options)
+
+
+def epochs(make: Any, service: Any, count: int = 2, seed: int = 5) -> list[list[Any]]:
+    with DataLoader2(make(), reading_service=service) as loader:
+        loader.seed(seed)
+        return [list(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ["arrays", "random"])
+def test_items_and_their_order_are_those_of_workers_on_this_machine(name: str) -> None:
+    assert epochs(PIPELINES[name], remote()) == epochs(PIPELINES[name], local())
+
+
+def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> None:
+    def make() -> Any:
+        return IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(400_000, x))
+
+    options = {"memory_budget": 8 << 20, "chunk_bytes": 1 << 20}
+    with DataLoader2(make(), reading_service=remote(**options)) as loader:
+        kept = list(loader)  # more than the budget, all at once
+    assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
+        (400_000, x, True) for x in range(12)
+    ]
+
+
+def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
+    service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
+    with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == [(x % 2, 2, x) for x in range(6)]
+
+
+def test_an_error_of_a_function_comes_with_its_type_and_its_traceback() -> None:
+    with DataLoader2(IterableWrapper(range(20)).sharding_filter().map(failing), reading_service=remote()) as loader:
+        got = []
+        with pytest.raises(LookupError, match="nothing at 7") as caught:
+            for item in loader:
+                got.append(item)
+        assert got == list(range(7))
+        told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "in failing" in told
+        assert "worker process 1" in told
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_goes_on_there_and_here_and_there() -> None:
+    whole = [item for epoch in epochs(PIPELINES["random"], local(), 1) for item in epoch]
+    got: list[Any] = []
+    state: bytes | None = None
+    for place in (remote, local, remote):
+        with DataLoader2(PIPELINES["random"](), reading_service=place()) as loader:
+            loader.seed(5)
+            if state is not None:
+                loader.load_state_dict(pickle.loads(state))
+            for item in loader:
+                got.append(item)
+                if len(got) in (27, 62):
+                    break
+            state = pickle.dumps(loader.state_dict())
+    assert got == whole
+
+
+# -- what the user is told ---------------------------------------------------------------------------------------------
+
+
+def test_workers_for_which_ray_has_no_room_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "LATE", 0.5)
+    service = remote(1, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
+    with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        iter(loader)
+        words = (
+            r"Ray has no room: 1 of 1 workers wait for {CPU: 3} each, \d+ s so far, and the cluster has {CPU: 2} free"
+        )
+        wait_for(lambda: any(re.search(words, str(one.message)) for one in told))
+
+
+@pytest.mark.parametrize("spans", [True, False], ids=["machines", "this machine alone"])
+def test_a_local_folder_is_warned_of_if_workers_run_on_other_machines(
+    spans: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Cluster, "spans_machines", lambda _: spans)
+    (tmp_path / "one").touch()
+    pipe = FileLister(str(tmp_path)).sharding_filter()
+    with warnings.catch_warnings(record=True) as told, DataLoader2(pipe, reading_service=remote(1)) as loader:
+        warnings.simplefilter("always", DataPipeLintWarning)
+        assert list(loader) == [str(tmp_path / "one")]
+    assert [str(tmp_path) in str(one.message) for one in told if one.category is DataPipeLintWarning] == [True] * spans
+
+
+def test_a_cluster_of_this_machine_spans_no_others() -> None:
+    assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_neither_worker_nor_actor_is_left_behind_a_shutdown() -> None:
+    with DataLoader2(IterableWrapper(range(4)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
+                     reading_service=remote()) as loader:  # fmt: skip
+        pids = {pid for pair in loader for pid in pair}
+    assert len(pids) == 4
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
+    pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
+    with DataLoader2(pipe, reading_service=remote()) as loader:
+        iterator = iter(loader)
+        next(iterator), next(iterator)  # both are up
+    assert ended == [True] * WORKERS
+
+
+def test_a_loader_that_is_dropped_ends_its_actors() -> None:
+    loader = DataLoader2(
+        IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
+        reading_service=remote(),
+    )
+    pids = set(next(iter(loader)))
+    del loader
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_yet_is_refused_by_name() -> None:
+    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with pytest.raises(NotImplementedError, match="RayReadingService runs no dispatching process yet"):
+        iter(DataLoader2(pipe, reading_service=remote()))
+    with pytest.raises(TypeError, match="num_workers"):
+        RayReadingService("auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers"):
+        RayReadingService(0)
+    with pytest.raises(TypeError, match="on_timeout"):
+        RayReadingService(2, on_timeout="restart")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("option", ["max_concurrency", "max_restarts", "lifetime", "runtime_env"])
+def test_options_of_actors_that_are_not_the_user_s_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=f"must not have '{option}'"):
+        RayReadingService(2, ray_remote_args={option: 1})
+
+
+def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
+    pipe = IterableWrapper(range(4)).map(lambda x: x)
+    pipe.lock = open(os.devnull)  # noqa: SIM115 - it is closed below
+    with pipe.lock, pytest.raises(TypeError, match="'lock'"):
+        iter(DataLoader2(pipe, reading_service=remote()))
+
+
+def test_importing_the_package_imports_no_ray() -> None:
+    program = "import sys, torchdata.dataloader2, torchdata.nodes; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

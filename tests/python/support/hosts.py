@@ -1,0 +1,102 @@
+"""Hosts of remote workers in this process, without Ray: their calls take their time, and overtake each other."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import cloudpickle
+
+from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
+from torchdata._engine.remote.worker import RemoteWorker
+from torchdata._engine.workers.child import ChildSetup
+from torchdata.dataloader2 import MultiProcessingReadingService
+
+
+class LocalActor:
+    """A host whose calls wait for up to `delay` seconds, before they are carried out and before they are answered."""
+
+    identity = "here"
+
+    def __init__(self, host: Host, seed: int, delay: float) -> None:
+        self.host, self._dice, self._delay = host, random.Random(seed), delay
+        self._pools = {"tell": ThreadPoolExecutor(3), "pull": ThreadPoolExecutor(3)}
+        self._is_cut = False
+
+    def check(self) -> None:
+        if self._is_cut:
+            raise ConnectionError("the host is gone")
+
+    def _call(self, pool: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        before, behind = self._dice.random() * self._delay, self._dice.random() * self._delay
+        arguments = pickle.loads(pickle.dumps(arguments, protocol=5))
+
+        def run() -> Any:
+            time.sleep(before)
+            result = pickle.loads(pickle.dumps(function(*arguments), protocol=5))
+            time.sleep(behind)
+            self.check()
+            return result
+
+        return self._pools[pool].submit(run)
+
+    def begin(self) -> Future[About]:
+        return self._call("pull", self.host.begin)
+
+    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        self._call("tell", self.host.tell, number, words, frame, holds)
+
+    def pull(self, most: int) -> Future[Pulled]:
+        return self._call("pull", self.host.pull, most)
+
+    def cut(self) -> None:
+        """Takes the host away: what is under way is lost, and so is the worker."""
+        self._is_cut = True
+        self.host._child.kill()
+
+    def kill(self) -> None:
+        self.host._child.kill()
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
+
+
+class LocalHosts:
+    """Makes such hosts."""
+
+    def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
+        self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
+        #: All that were made.
+        self.actors: list[LocalActor] = []
+
+    def get_start_method(self) -> str:
+        return "ray"
+
+    def make_child(self, name: str, args: tuple[ChildSetup]) -> RemoteWorker:
+        return RemoteWorker(self, name, *args)
+
+    def host(self, setup: ChildSetup) -> LocalActor:
+        host = Host(RemoteSetup.of(setup, 4 << 20), cloudpickle.dumps(setup.program, protocol=5))
+        self.actors.append(LocalActor(host, self._seed + len(self.actors), self._delay))
+        return self.actors[-1]
+
+    def tell_late(self, seconds: float) -> None:
+        pass
+
+    def why(self, error: BaseException) -> str:
+        return f"it is told: {error}"
+
+
+class LocallyRemote(MultiProcessingReadingService):
+    """Workers beside such hosts."""
+
+    def __init__(self, *args: Any, seed: int = 0, chunk_bytes: int = 1 << 16, delay: float = 0.004, **options: Any):
+        super().__init__(*args, **options)
+        self.hosts = seed, chunk_bytes, delay
+
+    def _context(self) -> Any:
+        self.made = LocalHosts(*self.hosts)
+        return self.made

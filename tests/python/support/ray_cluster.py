@@ -1,0 +1,167 @@
+"""A Ray cluster of this machine for a file of tests, and pipelines that its workers can import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchdata
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Skips a file of tests where Ray has no wheel for the Python at hand.
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: it has no wheel for this Python, or none could be had",
+)
+
+#: What Ray and its libraries warn of as they are imported and end is theirs.
+of_ray = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+#: Ray's settings: no token is asked for; actors do not give way to all else on a busy machine, where they would not be
+#: up in time; and no process is started before it is wanted, which a driver would wait for.
+_SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+
+
+@contextmanager
+def environment() -> Iterator[None]:
+    """The environment in which a cluster is started: its workers import what lies here."""
+    here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *_SETTINGS)}
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, package)))
+    os.environ.update(_SETTINGS)
+    os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+#: Small, and silent.
+OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
+SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+
+
+def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
+    """Starts what Ray gives half a minute to come up: up to thrice, as a busy machine may need more."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:  # it has no class of its own
+            if "timed out during startup" not in str(error):
+                raise
+            undo()
+    return start()
+
+
+@contextmanager
+def cluster(**options: Any) -> Iterator[Any]:
+    """A cluster of one node; it is shut down in any case."""
+    with environment():
+        import ray
+
+        try:
+            _patiently(lambda: ray.init("local", num_cpus=2, **OPTIONS, **SILENT, **options), ray.shutdown)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[Any]:
+    """A cluster of so many nodes on this machine beside the first one, which has no processors for workers."""
+    with environment():
+        import ray
+        from ray.cluster_utils import Cluster
+
+        made = _patiently(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS}))
+        try:
+            for _ in range(count):
+                add(made, num_cpus=2)
+            ray.init(address=made.address, **SILENT)
+            made.wait_for_nodes()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def add(made: Any, **options: Any) -> Any:
+    """Adds a node to a cluster of several."""
+    return _patiently(lambda: made.add_node(object_store_memory=OPTIONS["object_store_memory"], **options))
+
+
+# -- what pipelines are made of ----------------------------------------------------------------------------------------
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def array(x: int) -> np.ndarray[Any, Any]:
+    return np.full((5000 + 13 * (x % 7),), x)
+
+
+def wide(x: int) -> bytes:
+    return bytes([x % 256]) * 8000
+
+
+def as_it_is(pipe: Any) -> Any:
+    """What is called between two items."""
+    return pipe
+
+
+def drawn(x: int) -> tuple[int, float, float]:
+    return x, random.random(), float(np.random.rand())
+
+
+def many(x: int) -> list[int]:
+    return [x] * (x % 4)
+
+
+def failing(x: int) -> int:
+    if x == 7:
+        raise LookupError(f"nothing at {x}")
+    return x
+
+
+def reading(x: int) -> int:
+    time.sleep(0.001)
+    return x
+
+
+def numbered(count: int) -> Any:
+    return IterableWrapper(range(count)).shuffle().sharding_filter()
+
+
+#: By name, pipelines of all kinds; each is made anew. Few, as it takes a second or two to start a worker.
+PIPELINES = {
+    "numbers": lambda: numbered(300).map(double).batch(3),
+    "arrays": lambda: numbered(120).map(array).map(np.ndarray.tolist),
+    "random": lambda: numbered(100).map(drawn),
+    "uneven": lambda: numbered(150).flatmap(many).map(str),
+    "fewer items than workers": lambda: numbered(1).map(double),
+}
+
+
+def plain(item: Any) -> Any:
+    """An item that can be compared."""
+    return item.tolist() if isinstance(item, np.ndarray) else item
