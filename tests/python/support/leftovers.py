@@ -36,7 +36,8 @@ def children():
     The kernel lists one that nobody has to wait for, as SIGCHLD is ignored, a moment longer than it is there.
     """
     there = [pid for pid in all_children() if state(pid) != "X"]
-    helpers = {pid for pid in there if any(name in cmdline(pid) for name in (b"tracker", b"forkserver"))}
+    names = b"tracker", b"forkserver", b"fresh_processes"
+    helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
     return [pid for pid in there if pid not in helpers and pid != fork_server()]
 
 
