@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,6 +51,14 @@ def pytest_configure() -> None:
     """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def lance_says_nothing_of_forks() -> None:
+    """Mutes Lance's hook, which warns at every fork once a test has imported it: tests of warnings look for ours."""
+    lance = sys.modules.get("lance")
+    if lance is not None:
+        lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
 #: Names that stand in files whose tests start processes. All other files are of unit tests.

@@ -251,6 +251,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "ArenaBuffer",
         "BellBoard",
         "Calls",
+        "Carrier",
         "DealingRecord",
         "Finalized",
         "HandingIterator",
