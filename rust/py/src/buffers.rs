@@ -7,7 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
-use torchdata_core::link::consumer::Lease;
+use torchdata_core::link::lease::Lease;
 
 /// Fills in a writable, contiguous view of `len` bytes owned by `owner`.
 ///

@@ -4,16 +4,16 @@
 //! shared memory, every length and offset is checked, and so is its checksum, before anything follows from it. A
 //! violation is [`Corrupted`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::cursor::{ConsumerCursor, ProducerCursor};
-use super::header::{BLOCK_ALIGN, Layout, return_entry};
+use super::cursor::ConsumerCursor;
+use super::header::{BLOCK_ALIGN, Layout};
+use super::lease::{Lease, Returns};
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
 use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
-use crate::process::fork;
 use crate::protocol::{Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 
@@ -60,127 +60,6 @@ pub struct Unit {
     pub buffers: Vec<Buffer>,
     /// A number that tells it from other units, wherever and whenever they were sent; 0 if its bytes do not tell.
     pub digest: u64,
-}
-
-/// The part that leases need to give their blocks back.
-#[derive(Debug)]
-struct Returns {
-    layout: Arc<Layout>,
-    queue: Mutex<Queue>,
-    peer: BellRef,
-    /// Bytes and number of the leases.
-    leased: AtomicU64,
-    leases: AtomicU64,
-    /// The process that holds the leases; a forked child must not give them back.
-    generation: u64,
-}
-
-/// Blocks on their way back.
-#[derive(Debug)]
-struct Queue {
-    cursor: ProducerCursor,
-    /// Blocks that found the return ring full. That takes a producer that sends one block many times: it never has
-    /// more different blocks out than the ring has entries.
-    overflow: Vec<u64>,
-}
-
-impl Returns {
-    fn new(layout: Arc<Layout>, peer: BellRef) -> Self {
-        let cursor = ProducerCursor::new(layout.config.return_capacity);
-        Self {
-            queue: Mutex::new(Queue { cursor, overflow: Vec::new() }),
-            layout,
-            peer,
-            leased: AtomicU64::new(0),
-            leases: AtomicU64::new(0),
-            generation: fork::generation(),
-        }
-    }
-
-    fn lease(self: &Arc<Self>, offset: u64, len: u64) -> Lease {
-        self.leased.fetch_add(len, Ordering::Relaxed);
-        self.leases.fetch_add(1, Ordering::Relaxed);
-        self.layout.region().mapping().pin();
-        Lease { returns: Arc::clone(self), offset, len: len as usize }
-    }
-
-    fn give_back(&self, offset: u64) {
-        if self.generation != fork::generation() {
-            return;
-        }
-        let header = self.layout.header();
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.overflow.push(offset);
-        // If memory is corrupted the blocks stay here; the next read of the producer's side reports it.
-        while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
-            && let Some(offset) = queue.overflow.pop()
-        {
-            let position = queue.cursor.tail();
-            self.layout.return_slot(position).store(return_entry(position, offset), Ordering::Relaxed);
-            queue.cursor.publish(&header.return_tail, 1);
-        }
-        drop(queue);
-        // A producer that makes the next item, or waits for leave to, has no use for a wake-up by each array that dies.
-        if header.blocks_wanted.is_raised() {
-            self.peer.ring();
-        }
-    }
-}
-
-/// A hold on a block of the producer's arena. The block goes back when the lease is dropped, on any thread.
-#[derive(Debug)]
-pub struct Lease {
-    returns: Arc<Returns>,
-    offset: u64,
-    len: usize,
-}
-
-impl Lease {
-    /// Start of the block; page-aligned, readable and writable for `len` bytes as long as the lease lives.
-    pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.returns.layout.arena_ptr(self.offset)
-    }
-
-    /// Bytes of the buffer.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more
-    /// than once.
-    pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
-        let mut copy = Vec::new();
-        self.copy_into(&mut copy)?;
-        Ok(copy)
-    }
-
-    /// The same, in place of what the vector holds.
-    pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
-        copy.clear();
-        copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
-        // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will
-        // do. A producer that breaks the rules and writes meanwhile makes wrong bytes: the copy itself decides nothing by
-        // them.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
-            copy.set_len(self.len);
-        }
-        Ok(())
-    }
-
-    /// Whether the buffer has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.returns.leased.fetch_sub(self.len as u64, Ordering::Relaxed);
-        self.returns.leases.fetch_sub(1, Ordering::Relaxed);
-        self.returns.layout.region().mapping().unpin();
-        self.returns.give_back(self.offset);
-    }
 }
 
 /// The consumer's end.
@@ -408,7 +287,7 @@ impl Consumer {
 
     /// Bytes that this side holds in leases.
     pub fn leased(&self) -> u64 {
-        self.returns.leased.load(Ordering::Relaxed)
+        self.returns.bytes()
     }
 
     /// Whether leasing `len` more bytes would starve the producer, so that a buffer should be copied out instead.
@@ -417,7 +296,7 @@ impl Consumer {
     /// in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
-        let leases = self.returns.leases.load(Ordering::Relaxed);
+        let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 

@@ -18,6 +18,8 @@ mod header;
 #[cfg(not(loom))]
 mod idle_chunks;
 #[cfg(not(loom))]
+pub mod lease;
+#[cfg(not(loom))]
 pub mod producer;
 #[cfg(not(loom))]
 mod unit;

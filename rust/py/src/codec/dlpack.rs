@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
-use torchdata_core::link::consumer::Lease;
+use torchdata_core::link::lease::Lease;
 
 use super::helpers::helpers;
 use super::malformed;
