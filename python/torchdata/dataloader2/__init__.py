@@ -1,6 +1,5 @@
 """The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
 
-from torchdata.dataloader2._describing import describe
 from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
 from torchdata.dataloader2.dataloader2 import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.error import PauseIteration, WorkerExitedError
@@ -17,6 +16,7 @@ from torchdata.dataloader2.reading_service import (
     Shares,
 )
 from torchdata.dataloader2.shuffle_spec import ShuffleSpec
+from torchdata.dataloader2.state.describing import describe
 
 __all__ = [
     "CheckpointableReadingServiceInterface",

@@ -1,23 +1,30 @@
 """The state of a loader: taking it at any moment, and going on from one.
 
-Role: owned by the loader. The layout of states is that of `_loader_state`, places inside an epoch are those of
-`_snapshots`. States are taken in whichever thread asks, and loaded in the one that uses the loader.
+Role: owned by the loader. The layout of states is that of `state.layout`, places inside an epoch are those of
+`_position`. States are taken in whichever thread asks, and loaded in the one that uses the loader.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
+from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._loader_state import (
+from torchdata.dataloader2._pipeline import Pipeline
+from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
+from torchdata.dataloader2._seeds import Seeds
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
+from torchdata.dataloader2.state.layout import (
     CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
     PIPELINE_KEY_NAME,
     RANDOMNESS_STATE_KEY_NAME,
     RANKS_KEY_NAME,
+    READING_SERVICE_STATE_KEY_NAME,
     SERIALIZED_DATAPIPE_KEY_NAME,
     STATE_VERSION,
     VERSION_KEY_NAME,
@@ -25,18 +32,20 @@ from torchdata.dataloader2._loader_state import (
     checksums,
     unpack_randomness,
 )
-from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
-from torchdata.dataloader2._replaying import warn_of_replay, warn_of_unsaved
-from torchdata.dataloader2._seeds import Seeds
-from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
+from torchdata.datapipes.state import replays
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe"]
 
+#: Less than so many seconds nobody minds.
+_LEAST = 5.0
+
+#: Of fewer items the time is mostly that in which the workers started.
+_FEW = 100
+
+#: A snapshot of more bytes is not opened for this: what it holds stands in buffers.
+_LARGE = 4 << 20
 
 #: The place in the epoch, the seeds and generators, and the ranks of a loader.
 Whereabouts: TypeAlias = tuple[dict[str, Any] | None, Any, SavedRanks | None]
@@ -84,7 +93,7 @@ class StateKeeper:
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
-            warn_of_unsaved(unsaved, stacklevel=3)
+            _warn_of_unsaved(unsaved, stacklevel=3)
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         state = {
@@ -191,7 +200,7 @@ class StateKeeper:
         self._pipeline.service_state = state[READING_SERVICE_STATE_KEY_NAME]
         self._seeds.take(randomness)
         place = state.get(ITERATION_STATE_KEY_NAME)
-        warn_of_replay(place, stacklevel=3)
+        _warn_of_replay(place, stacklevel=3)
         self._run.place = None if place is None else (place, strict)
         self.loaded = dict(state)
 
@@ -228,3 +237,56 @@ def number_of_items(name: str, count: Any) -> int:
     if count < 0:
         raise ValueError(f"{name} is a number of items and cannot be negative, but got {count}")
     return count
+
+
+def _warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
+    """Warns where going on at a place takes seconds, because items have to be made again: which, and how long."""
+    if place is None:
+        return
+    found = list(_again(place))
+    seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work side by side
+    if seconds < _LEAST:
+        return
+    parts = [f"{items} items of {what}" for what, items, each in found if each >= _LEAST / 10]
+    warnings.warn(
+        f"going on from this state will take about {seconds:.0f} s at most, as long as it took to make what has to be "
+        f"made again: {'; '.join(parts[:4])}. A pipe of your own is not replayed if it declares its state (`state`), "
+        "has `state_dict` and `load_state_dict`, or says `one_to_one = True`",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _again(place: dict[str, Any]) -> Iterator[tuple[str, int, float]]:
+    """The work that is done again: its name, how many items, and how many seconds these took."""
+    given, lasted = place["given"], place.get("seconds", 0.0)
+    if place["drop"] >= _FEW:
+        yield "the epoch", place["drop"], lasted * place["drop"] / given
+    yield from _in_graph(place["graph"], "")
+    workers = place["workers"]
+    for number, worker in enumerate([] if workers is None else workers["workers"]):
+        snapshot, (items, _) = worker["snapshot"], worker["given"]
+        again = items - (snapshot[0][0] if snapshot else 0)
+        if again >= _FEW:
+            yield f"worker {number}", again, lasted * again / items
+        if snapshot:
+            yield from _in_graph(snapshot[3], f" in worker {number}")
+
+
+def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, float]]:
+    if sealed is None or len(sealed) > _LARGE:
+        return
+    content = unseal(sealed, "a snapshot of this state")
+    state = content.get("graph", content)
+    if "pipes" in state:
+        for name, items, seconds in replays(state):
+            yield f"{name}{where}", items, seconds
+
+
+def _warn_of_unsaved(why: str, stacklevel: int) -> None:
+    """Warns that states go on from the epoch's beginning, because the graph cannot be saved, and says why."""
+    warnings.warn(
+        f"states of this pipeline go on from the beginning of the epoch, and make again what was given: {why}",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -11,8 +11,8 @@ from typing import Any
 from torchdata.dataloader2.graph.settings import is_sharding
 from torchdata.datapipes._pipe.checks import check_callable, check_int, is_dataset
 from torchdata.datapipes._pipe.datasets import is_generator_function, is_indexed, splits_itself
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, ShardingRoundRobinDispatcher
 from torchdata.datapipes.map import SequenceWrapper

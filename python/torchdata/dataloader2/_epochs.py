@@ -22,9 +22,9 @@ from torchdata._threads import end_at_exit
 from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._pipeline import Pipeline
+from torchdata.dataloader2._position import Position
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
-from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.datapipes._pipe.skipping import tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading

@@ -21,7 +21,7 @@ from torchdata.dataloader2.error import PauseIteration
 if TYPE_CHECKING:
     from torchdata._native import Delivery
     from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._snapshots import Position
+    from torchdata.dataloader2._position import Position
 
 __all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 

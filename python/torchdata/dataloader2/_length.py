@@ -17,9 +17,9 @@ from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.hooks import hooks_of
-from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe, pipes_in
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 

@@ -14,16 +14,16 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._reporting import add_note
 from torchdata._threads import Work
 from torchdata.dataloader2._arguments import require_service
-from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.dataloader2.state.identity import Identity
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.skipping import skipper_of
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchdata.dataloader2._loader_state import (
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
+from torchdata.dataloader2.state.checks import check_state, refuse_pickled_state
+from torchdata.dataloader2.state.layout import (
     ITERATION_STATE_KEY_NAME,
     PIPELINE_KEY_NAME,
     RANKS_KEY_NAME,
-    check_state,
+    READING_SERVICE_STATE_KEY_NAME,
     fingerprint_in,
-    refuse_pickled_state,
     unpack_randomness,
 )
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, ReadingServiceInterface
-from torchdata.datapipes._pipe.fingerprint import Fingerprint
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
@@ -60,7 +60,7 @@ class SavedPlaces:
         Raises:
             ValueError: it cannot go on from there; the message says why.
         """
-        from torchdata.dataloader2.services.elastic import Shape, divided_anew, shape_of
+        from torchdata.dataloader2.state.elastic import Shape, divided_anew, shape_of
 
         rank, world, _ = pipeline.contract.rank_in_epoch() or (0, 1, False)
         old_rank, old_world, _ = self.ranks or (0, 1, False)

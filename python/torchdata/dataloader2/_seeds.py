@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torchdata.dataloader2._loader_state import Randomness, pack_randomness
 from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.state.layout import Randomness, pack_randomness
 
 __all__ = ["Seeds"]
 

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2.services.elastic import passed_over
+from torchdata.dataloader2.state.elastic import passed_over
 
 __all__ = ["Skipping"]
 

@@ -24,9 +24,6 @@ from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import DataLoader2Iterator
-from torchdata.dataloader2._loader_state import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
-from torchdata.dataloader2._loader_state import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
-from torchdata.dataloader2._loader_state import unpack_randomness
 from torchdata.dataloader2._parts import part
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import checked
@@ -41,11 +38,12 @@ from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
 )
 from torchdata.dataloader2.services.interface import (
-    READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME,
-)
-from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,
 )
+from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
+from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
+from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
+from torchdata.dataloader2.state.layout import unpack_randomness
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 if TYPE_CHECKING:

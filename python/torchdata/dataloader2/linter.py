@@ -22,8 +22,8 @@ from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import certain_lengths, check_int
 from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler

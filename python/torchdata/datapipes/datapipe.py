@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from torchdata import _tracing as tracing
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._plain_pickles import register
-from torchdata.datapipes._pipe.declared import DERIVED, State, declare
 from torchdata.datapipes._pipe.explaining import explain
-from torchdata.datapipes._pipe.generators import load_generators
-from torchdata.datapipes._pipe.halting import Halts
-from torchdata.datapipes._pipe.hooks import PipeHooks
-from torchdata.datapipes._pipe.iteration import can_reset, give_later_seeds, is_restorable, start_pass
-from torchdata.datapipes._pipe.record import record_of, token_of
+from torchdata.datapipes._pipe.graph.torch import Counterpart, derives_from_twin, meet_torch
+from torchdata.datapipes._pipe.graph.traversal import know_bases, know_virtual
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
-from torchdata.datapipes._pipe.torch import Counterpart, derives_from_twin, meet_torch
-from torchdata.datapipes._pipe.traversal import know_bases, know_virtual
+from torchdata.datapipes._pipe.state.declared import DERIVED, State, declare
+from torchdata.datapipes._pipe.state.generators import load_generators
+from torchdata.datapipes._pipe.state.halting import Halts
+from torchdata.datapipes._pipe.state.hooks import PipeHooks
+from torchdata.datapipes._pipe.state.iteration import can_reset, give_later_seeds, is_restorable, start_pass
+from torchdata.datapipes._pipe.state.record import record_of, token_of
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 

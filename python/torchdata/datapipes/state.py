@@ -39,13 +39,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torchdata.datapipes._pipe.declared import DERIVED, random_state, state
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint, difference, resized
-from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
-from torchdata.datapipes._pipe.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.graph import Graph, graph_of
-from torchdata.datapipes._pipe.hooks import PipeHooks, hooks_of
-from torchdata.datapipes._pipe.iteration import (
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference, resized
+from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.graph.torch import yielded_so_far
+from torchdata.datapipes._pipe.state.declared import DERIVED, random_state, state
+from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.state.hooks import PipeHooks, hooks_of
+from torchdata.datapipes._pipe.state.iteration import (
     awaits_iteration,
     beginning_of,
     can_reset,
@@ -64,10 +65,9 @@ from torchdata.datapipes._pipe.iteration import (
     unnoticed,
     with_pending,
 )
-from torchdata.datapipes._pipe.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
-from torchdata.datapipes._pipe.plain import to_plain
-from torchdata.datapipes._pipe.record import NEVER, Beginning, Record, record_of, token_of
-from torchdata.datapipes._pipe.torch import yielded_so_far
+from torchdata.datapipes._pipe.state.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
+from torchdata.datapipes._pipe.state.plain import to_plain
+from torchdata.datapipes._pipe.state.record import NEVER, Beginning, Record, record_of, token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
 from torchdata.nodes._fields import Fields

@@ -24,7 +24,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.dataloader2.services import steering
-from torchdata.dataloader2.services.fixed_order import draws_random_numbers
+from torchdata.dataloader2.state.fixed_order import draws_random_numbers
 from torchdata.datapipes.iter import FullSync, IterableWrapper, IterDataPipe
 
 pytestmark = pytest.mark.alone

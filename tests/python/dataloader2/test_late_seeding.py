@@ -35,7 +35,7 @@ if __name__ == "__main__":
 IN_ONE_PROCESS = """
 import importlib.util, sys
 from torchdata._importing import call_when_imported
-from torchdata.datapipes._pipe.late_seeding import seed_when_imported
+from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes.iter import *  # those that are imported late are awaited until then
 call_when_imported("pipes", {})  # they wait for torch, too
 before = list(sys.meta_path)

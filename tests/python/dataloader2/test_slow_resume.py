@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchdata._engine import snapshots
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, _replaying
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, _checkpointing
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 
 pytestmark = pytest.mark.alone
@@ -125,7 +125,7 @@ def test_a_pipeline_that_could_be_saved_once_in_the_epoch_goes_on_from_there() -
 def test_a_state_from_which_much_is_made_again_says_what_and_how_long(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_replaying, "_LEAST", 1.0)
+    monkeypatch.setattr(_checkpointing, "_LEAST", 1.0)
 
     def pipe() -> Any:
         return Silent(IterableWrapper(range(60)).map(slowly)).sharding_filter().map(abs)

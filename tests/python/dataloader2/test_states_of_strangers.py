@@ -26,9 +26,9 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
     describe,
 )
-from torchdata.dataloader2._loader_state import checksums
+from torchdata.dataloader2.state.layout import checksums
 from torchdata.datapipes._pipe.division import Given
-from torchdata.datapipes._pipe.graph import graph_of
+from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
@@ -92,7 +92,7 @@ def test_describe_opens_no_generator_and_refuses_what_is_none():
 def test_a_loader_goes_on_without_unpickling_anything(monkeypatch):
     for workers in (2, 0):
         state, rest = saved(workers=workers)
-        monkeypatch.setattr("torchdata.datapipes._pipe.plain.pickle", None)
+        monkeypatch.setattr("torchdata.datapipes._pipe.state.plain.pickle", None)
         monkeypatch.setattr("torchdata.dataloader2._checkpointing.unpickled", None)
         pipe = IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str)
         service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()

@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper  # noqa: E40
 from random_graphs.users import ByHand, Declared, drawn, is_odd, kept, up_to  # noqa: E402
 from torchdata._engine import snapshots  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # noqa: E402
-from torchdata.datapipes._pipe.iteration import is_torchs, may_be_over  # noqa: E402
+from torchdata.datapipes._pipe.state.iteration import is_torchs, may_be_over  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer  # noqa: E402
 from torchdata.datapipes.state import (  # noqa: E402
     iterate,

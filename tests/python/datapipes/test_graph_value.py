@@ -10,9 +10,9 @@ from typing import Any
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.graph.utils import all_dps
-from torchdata.datapipes._pipe import traversal
-from torchdata.datapipes._pipe.graph import Graph, graph_of
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph import traversal
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pipes_table.core import is_even, plus_one
 from torchdata.datapipes import DataChunk
-from torchdata.datapipes._pipe.traversal import LARGEST_STRUCTURE, sources_of
+from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import (
     IterableWrapper,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes import iter as iter_pipes
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes._pipe.graph.traversal import is_pipe, walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import is_restorable, load_state, save_state
 

@@ -17,7 +17,7 @@ from random_graphs.loaders import Loader
 from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREADED
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state

@@ -267,7 +267,7 @@ def test_the_blocks_of_a_page_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_page_on_support_names_the_versions_of_states_and_the_pythons_of_the_project() -> None:
-    from torchdata.dataloader2._loader_state import STATE_VERSION as OF_LOADERS
+    from torchdata.dataloader2.state.layout import STATE_VERSION as OF_LOADERS
     from torchdata.datapipes.state import STATE_VERSION as OF_PIPES
 
     text = (ROOT / "docs" / "support.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from torchdata._observe.trace.naming import Names
 from torchdata._redacting import digest, is_private, is_secret, printable, redact_error, redacted, shown
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, describe
 from torchdata.dataloader2.linter import lint
-from torchdata.datapipes._pipe.fingerprint import difference, fingerprint
+from torchdata.datapipes._pipe.graph.fingerprint import difference, fingerprint
 from torchdata.datapipes._pipe.showing import graph_of_pipe, html_of_pipe
 from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper

@@ -25,7 +25,7 @@ from torchdata._native import Meeting, StatsBoard
 from torchdata._observe.stats.reading import read_board, summarise
 from torchdata._plain_pickles import dumps_plain, loads_plain
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService, describe
-from torchdata.dataloader2._loader_state import checksums
+from torchdata.dataloader2.state.layout import checksums
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torchdata._reporting import PACKAGE, name_of
-from torchdata.datapipes._pipe.graph import graph_of
+from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 if TYPE_CHECKING:

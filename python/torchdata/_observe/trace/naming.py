@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._observe.stats.labels import location_of
 from torchdata._reporting import name_of
-from torchdata.datapipes._pipe.traversal import sources_of
+from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_method, put_in_place, whole
-from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.mapping.skipping import OnError
 from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatcher

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.datapipes._pipe.checks import length_of
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [

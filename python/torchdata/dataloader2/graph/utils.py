@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeGuard
 
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.torch import twin_of
-from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.torch import twin_of
+from torchdata.datapipes._pipe.graph.traversal import is_pipe, pipes_in, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [

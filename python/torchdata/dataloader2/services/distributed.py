@@ -15,7 +15,7 @@ from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_time
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator

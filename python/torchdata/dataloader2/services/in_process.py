@@ -16,7 +16,7 @@ from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.program import WorkerInfo, function_in_use, refuse_functions
 from torchdata.datapipes._pipe.checks import check_callable, check_int
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 if TYPE_CHECKING:

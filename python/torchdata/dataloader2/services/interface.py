@@ -25,9 +25,6 @@ __all__ = [
     "contract_of",
 ]
 
-#: The key of a service's own state in the state of its loader.
-READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
-
 #: A number of items that are read ahead, or that it is to be chosen.
 PrefetchCount: TypeAlias = int | Literal["auto"]
 

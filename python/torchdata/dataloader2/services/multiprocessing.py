@@ -27,7 +27,6 @@ from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
-from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.program import (
     GraphProgram,
     WorkerInfo,
@@ -37,8 +36,9 @@ from torchdata.dataloader2.services.program import (
 )
 from torchdata.dataloader2.services.shifts import Ahead, Shifts
 from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.datapipes._pipe.checks import check_callable, check_int
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.services.steering import Steering
@@ -245,7 +245,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 self._steering.keep(f"the order of the items would depend on their number: {why}")
 
     def _why_order_depends(self, graph: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
-        from torchdata.dataloader2.services.fixed_order import why_workers_matter
+        from torchdata.dataloader2.state.fixed_order import why_workers_matter
 
         if not self.in_order:
             return "in_order=False takes whatever item is ready first"

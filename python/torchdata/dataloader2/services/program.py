@@ -28,10 +28,10 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.halting import beginning_unread
-from torchdata.datapipes._pipe.late_seeding import seed_when_imported
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
+from torchdata.datapipes._pipe.state.halting import beginning_unread
+from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
@@ -320,7 +320,7 @@ class GraphProgram(EpochProgram):
         return self._go_on(unseal(snapshot, "the snapshot of a worker"))
 
     def _go_on(self, saved: dict[str, Any]) -> Iterator[Any]:
-        from torchdata.dataloader2.services.dividing import begin_behind, content_of
+        from torchdata.dataloader2.state.dividing import begin_behind, content_of
 
         kind = saved.get("base")
         if kind == "filter":  # the items are shared anew from here on
@@ -357,7 +357,7 @@ class GraphProgram(EpochProgram):
 
     def _skipping(self, under: dict[str, Any] | None, skip: dict[str, Any]) -> Iterator[Any]:
         """An iterator over what is left of what is dealt anew."""
-        from torchdata.dataloader2.services.dividing import skipping
+        from torchdata.dataloader2.state.dividing import skipping
 
         iterator = iterate(self.datapipe) if under is None else self._go_on(under)
         self._skip = skip

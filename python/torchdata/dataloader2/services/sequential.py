@@ -14,7 +14,6 @@ from torchdata._engine.snapshots import is_sealed, seal, unseal
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
-    READING_SERVICE_STATE_KEY_NAME,
     CheckpointableReadingServiceInterface,
     IterResetFn,
     PrefetchCount,
@@ -23,7 +22,8 @@ from torchdata.dataloader2.services.interface import (
     Shares,
     contract_of,
 )
-from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
+from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator

@@ -14,7 +14,7 @@ from torchdata._engine.snapshots import Resumption
 from torchdata._engine.workers.epochs import Children, Place
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
-from torchdata.dataloader2.services.places import accounts_in, kept_in, owners_in, plain, resumptions, why_unsaved
+from torchdata.dataloader2.state.places import accounts_in, kept_in, owners_in, plain, resumptions, why_unsaved
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Run", "WorkerOutput"]

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from torchdata._redacting import HIDDEN, is_private, is_secret, redacted
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import pipes_in
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import pipes_in
 
 __all__ = ["chain", "parameters", "short_name"]
 

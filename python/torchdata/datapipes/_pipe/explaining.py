@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import redact_error
 from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
 
 __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchdata._importing import import_whole
 from torchdata._reporting import fold
-from torchdata.datapipes._pipe.torch import Counterpart
+from torchdata.datapipes._pipe.graph.torch import Counterpart
 
 C = TypeVar("C")
 

@@ -14,9 +14,9 @@ from itertools import chain
 from types import GeneratorType
 from typing import Any
 
-from torchdata.datapipes._pipe.hooks import hooks_of
-from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.random import draw_seed
-from torchdata.datapipes._pipe.record import record_of
+from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
 
 __all__ = ["Seeded"]

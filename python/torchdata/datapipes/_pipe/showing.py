@@ -7,7 +7,7 @@ from typing import Any
 from torchdata._drawing.graph import Arrow, Graph, Group, Node
 from torchdata._drawing.html import page, picture_in, table
 from torchdata.datapipes._pipe.chain import parameters, short_name
-from torchdata.datapipes._pipe.graph import Graph as PipeGraph
+from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 
 __all__ = ["graph_of_pipe", "html_of_pipe"]
 

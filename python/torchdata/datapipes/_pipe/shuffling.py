@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Self
 
-from torchdata.datapipes._pipe.declared import random_state, state
 from torchdata.datapipes._pipe.seeding import Seeded
+from torchdata.datapipes._pipe.state.declared import random_state, state
 
 __all__ = ["Shuffling"]
 

@@ -25,9 +25,9 @@ from typing import Any
 from torchdata._native import FilterIterator
 from torchdata._redacting import redacted
 from torchdata._reporting import PACKAGE, add_note, attributes_of, level_outside, name_of, notes_of
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
 __all__ = [
     "FEWEST",

@@ -11,9 +11,9 @@ from itertools import chain, islice
 from typing import Any
 
 from torchdata._reporting import name_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
 

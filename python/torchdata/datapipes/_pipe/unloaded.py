@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from torchdata.datapipes._pipe.explaining import explain, note_index
-from torchdata.datapipes._pipe.record import existing_record, record_of
+from torchdata.datapipes._pipe.state.record import existing_record, record_of
 from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]

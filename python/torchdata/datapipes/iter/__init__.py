@@ -7,7 +7,7 @@ from torchdata._publishing import publish, publish_late
 from torchdata.datapipes._pipe.columns import chosen
 from torchdata.datapipes._pipe.division import Division, Given
 from torchdata.datapipes._pipe.frames import FrameFormat
-from torchdata.datapipes._pipe.torch import pair_with_torch
+from torchdata.datapipes._pipe.graph.torch import pair_with_torch
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.branching.children import Child
 from torchdata.datapipes.iter.branching.combining import (

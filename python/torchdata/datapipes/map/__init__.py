@@ -2,7 +2,7 @@
 
 from torchdata._publishing import publish
 from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, IcebergFiles
-from torchdata.datapipes._pipe.torch import pair_with_torch
+from torchdata.datapipes._pipe.graph.torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map.arrow import ArrowParts
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper

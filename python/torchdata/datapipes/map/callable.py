@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import check_callable, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
-from torchdata.datapipes._pipe.record import passed, record_of
 from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.record import passed, record_of
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 from torchdata.datapipes.map._sources import check_map_pipe

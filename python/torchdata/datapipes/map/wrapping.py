@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_callable, warn_of_length, wraps_data
-from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata._optional import optional_import
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
 
 if TYPE_CHECKING:
     import graphviz

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from torchdata._plain_pickles import register
 from torchdata._redacting import redacted, shown
-from torchdata.datapipes._pipe.torch import derives_from_twin, pair_streams_with_torch
+from torchdata.datapipes._pipe.graph.torch import derives_from_twin, pair_streams_with_torch
 
 __all__ = [
     "FileRecipe",

@@ -11,7 +11,7 @@ import pytest
 
 from one_rank import Alone
 from random_graphs.users import unpinned
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import load_state, save_state

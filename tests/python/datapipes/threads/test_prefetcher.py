@@ -19,8 +19,8 @@ import pytest
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
 from torchdata._native import ReadAheadQueue
-from torchdata.datapipes._pipe.halting import beginning_unread
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
+from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 from waiting import check_in_forked_child, wait_for

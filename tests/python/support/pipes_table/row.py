@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]

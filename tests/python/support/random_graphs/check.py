@@ -16,7 +16,7 @@ from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.state import (
     iterate,
     load_generators,

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 from torchdata.datapipes.utils.names import path_inside

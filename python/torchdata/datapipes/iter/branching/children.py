@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import State, state
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
-from torchdata.datapipes._pipe.iteration import start_pass
-from torchdata.datapipes._pipe.record import token_of
+from torchdata.datapipes._pipe.state.declared import State, state
+from torchdata.datapipes._pipe.state.iteration import start_pass
+from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, share_token
 

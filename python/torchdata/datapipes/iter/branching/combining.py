@@ -14,10 +14,10 @@ from itertools import chain, zip_longest
 from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
-from torchdata.datapipes._pipe.declared import random_state, state
 from torchdata.datapipes._pipe.random import draw_seed
-from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import random_state, state
+from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.branching.children import DealMain, Main, queues

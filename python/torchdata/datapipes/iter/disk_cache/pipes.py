@@ -15,11 +15,11 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
-from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.layout import explaining_damage
+from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes._pipe.traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.record import mark_of

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 

@@ -20,9 +20,9 @@ from torchdata.datapipes._pipe.checks import (
     length_of,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
-from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
+from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.images import random_resized_crop
 from torchdata.images._decoding import Request, decode_as

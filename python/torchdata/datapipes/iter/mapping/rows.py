@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_hashable, check_source, length_of
-from torchdata.datapipes._pipe.record import passed
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["IndexAdder", "Rows2Columnar"]

@@ -12,9 +12,9 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_source
-from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 

@@ -12,8 +12,8 @@ from itertools import chain, islice, repeat, zip_longest
 from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
 

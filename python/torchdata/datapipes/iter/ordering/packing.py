@@ -15,8 +15,8 @@ from typing import Any, Literal
 from torchdata._native import row_bounds, row_positions
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_source
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]

@@ -11,8 +11,8 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]

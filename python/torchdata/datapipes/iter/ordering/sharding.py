@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.division import Division, given_from
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 

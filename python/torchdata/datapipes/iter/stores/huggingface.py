@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["HuggingFaceHubReader"]

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import length_of
-from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper

@@ -18,11 +18,11 @@ from torchdata.datapipes._pipe.arrow_opening import arrow_source
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_int, check_source
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["ArrowReader", "LanceReader"]

@@ -15,10 +15,10 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
-from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper

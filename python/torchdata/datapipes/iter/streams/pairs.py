@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_source
-from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
 

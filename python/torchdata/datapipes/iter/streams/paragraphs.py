@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["ParagraphAggregator"]

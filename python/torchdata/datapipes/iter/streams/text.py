@@ -17,8 +17,8 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached

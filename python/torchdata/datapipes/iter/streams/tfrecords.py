@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from torchdata import _native
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import detached
 

@@ -19,11 +19,11 @@ from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import Work, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
-from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.graph import Graph, graph_of
-from torchdata.datapipes._pipe.halting import Ahead, Halt, await_beginning
-from torchdata.datapipes._pipe.record import token_of
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.halting import Ahead, Halt, await_beginning
+from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
 

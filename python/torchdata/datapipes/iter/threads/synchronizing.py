@@ -30,8 +30,8 @@ from torchdata._ranks import (
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
 from torchdata.datapipes._pipe.checks import check_source, no_length
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _PrefetchData
 

@@ -20,8 +20,8 @@ from torchdata.datapipes._pipe.checks import (
     length_of,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
-from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.pool import Pool
 

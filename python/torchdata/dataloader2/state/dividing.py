@@ -15,11 +15,11 @@ from typing import Any
 
 from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2.graph.cutting import DispatchedSource
-from torchdata.dataloader2.services.advancing import advance
+from torchdata.dataloader2.state.advancing import advance
 from torchdata.datapipes._pipe.division import Given, given_from
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.hooks import reads_per_item
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.skipping import skipper_of
+from torchdata.datapipes._pipe.state.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import entry_anew, entry_at, forget_state, load_entries, standing_still
 

@@ -13,8 +13,8 @@ from array import array
 from typing import Any
 
 from torchdata._importing import loaded
-from torchdata.datapipes._pipe.late_seeding import awaited_seeds, seed_now_or_when_imported
-from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.state.late_seeding import awaited_seeds, seed_now_or_when_imported
+from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 __all__ = ["load_generators", "save_generators"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata._native import IterationToken
 
 if TYPE_CHECKING:
-    from torchdata.datapipes._pipe.fingerprint import Fingerprint
+    from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 
 __all__ = ["NEVER", "Beginning", "Record", "existing_record", "passed", "record_of", "token_of"]
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from torchdata._reporting import name_of
-from torchdata.dataloader2.services.dividing import required_division
-from torchdata.dataloader2.services.elastic import lasts_itself
-from torchdata.datapipes._pipe.graph import Graph
+from torchdata.dataloader2.state.dividing import required_division
+from torchdata.dataloader2.state.elastic import lasts_itself
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 

@@ -21,14 +21,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata._engine.snapshots import seal, unseal
-from torchdata.dataloader2._marks import Mark
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.advancing import HOLDING, advance
-from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.record import record_of
+from torchdata.dataloader2.state.advancing import HOLDING, advance
+from torchdata.dataloader2.state.layout import Mark
+from torchdata.dataloader2.state.places import lasts, names_of_lasting
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
@@ -393,7 +393,7 @@ class Position:
         if graph is not None and resumed is not None and resumed["graph"] is not None:
             saved = unseal(resumed["graph"], "the graph of this loader state")
             if "base" in saved:
-                from torchdata.dataloader2.services.dividing import begin_behind
+                from torchdata.dataloader2.state.dividing import begin_behind
 
                 begin_behind(datapipe, saved)
             else:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.hooks import PipeHooks, hooks_of, reads_per_item
-from torchdata.datapipes._pipe.plain import from_plain
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe
 from torchdata.datapipes._pipe.skipping import skipper_of
-from torchdata.datapipes._pipe.traversal import is_iter_pipe
+from torchdata.datapipes._pipe.state.hooks import PipeHooks, hooks_of, reads_per_item
+from torchdata.datapipes._pipe.state.plain import from_plain
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher

@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchdata.datapipes._pipe.traversal import is_iter_pipe
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe
 
 if TYPE_CHECKING:
     from torchdata._threads import Work
-    from torchdata.datapipes._pipe.halting import Ahead, Halt
+    from torchdata.datapipes._pipe.state.halting import Ahead, Halt
 
 __all__ = ["PipeHooks", "hooks_of", "reads_per_item"]
 

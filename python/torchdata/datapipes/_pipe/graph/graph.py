@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 
 __all__ = ["Graph", "graph_of"]
 

@@ -23,17 +23,17 @@ from torchdata.dataloader2.graph.cutting import (
     find_replicable_branches,
     skipping_as_before,
 )
-from torchdata.dataloader2.services.dividing import (
+from torchdata.dataloader2.state.dividing import (
     Dividing,
     content_of,
     find_division,
     items_before,
     required_division,
 )
-from torchdata.dataloader2.services.places import base_of, lasts, owners_in
+from torchdata.dataloader2.state.places import base_of, lasts, owners_in
 from torchdata.datapipes._pipe.division import Given, given_from
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.hooks import reads_per_item
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.state import holding_behind, save_generators
 

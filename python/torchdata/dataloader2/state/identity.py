@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2._loader_state import checksum_of, fingerprint_in
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference, fingerprint, resized
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.dataloader2.state.layout import checksum_of, fingerprint_in
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint, resized
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Identity"]
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
-from torchdata.datapipes._pipe.declared import MOST_ITEMS
-from torchdata.datapipes._pipe.plain import refuse_pickled
+from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
+from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = [
     "check_checksums",

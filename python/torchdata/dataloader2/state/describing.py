@@ -9,17 +9,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchdata._engine.snapshots import unseal
-from torchdata.dataloader2._contents import pipes_in
-from torchdata.dataloader2._loader_state import (
+from torchdata.dataloader2.state.checks import check_state, pipes_in
+from torchdata.dataloader2.state.layout import (
     ITERATION_STATE_KEY_NAME,
     PIPELINE_KEY_NAME,
-    check_state,
     fingerprint_in,
     unpack_randomness,
 )
-from torchdata.dataloader2.services.places import base_of
+from torchdata.dataloader2.state.places import base_of
 from torchdata.datapipes._pipe.division import given_from
-from torchdata.datapipes._pipe.fingerprint import short_name
+from torchdata.datapipes._pipe.graph.fingerprint import short_name
 
 __all__ = ["describe"]
 

@@ -13,7 +13,7 @@ from torchdata._engine.snapshots import Account, Kept, KeptDealt, KeptOwners, Re
 from torchdata._native import check_owners
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.division import given_from
-from torchdata.datapipes._pipe.graph import Graph, graph_of
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 
 __all__ = [
     "accounts_in",

@@ -1,10 +1,7 @@
-"""The layout of a loader's state, and the checks that it is one.
+"""The layout of a loader's state: its fields, its marks, its checksums.
 
 Role: pure data, no loader. A state is plain data. The pipe in it is a pickle, and so is what pipes hold that only
 pickle can: unpickling runs any code that their writer likes, so nothing of that happens here.
-
-A state lies in files for a long time, and comes from hubs. Damage is told by the checksums of its fields. Checksums say
-nothing of who has written them: so all numbers and kinds are checked before anything is done with them.
 """
 
 from __future__ import annotations
@@ -13,29 +10,29 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import is_sealed, seal_of, unseal
-from torchdata.dataloader2._contents import check_contents, refuse_pickled_contents
-from torchdata.dataloader2._marks import check_iteration
+from torchdata._engine.snapshots import seal_of
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
-from torchdata.datapipes._pipe.plain import refuse_pickled
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 
 __all__ = [
     "STATE_VERSION",
-    "check_state",
+    "Mark",
+    "checksum_of",
     "checksums",
     "fingerprint_in",
+    "naming",
     "pack_randomness",
-    "refuse_pickled_state",
     "unpack_randomness",
 ]
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
+#: The key of a service's own state.
+READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 VERSION_KEY_NAME = "version"
 #: Place of the state inside an epoch; None if the state says only which epoch it is.
@@ -59,46 +56,41 @@ RANKS_KEY_NAME = "ranks"
 Randomness = tuple[int | None, bool, SeedGenerator, SeedGenerator]
 
 
-def check_state(state: Any) -> None:
-    """Raises an error if `state` is not the state of a loader that this release can read."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
-    missing = [k for k in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME) if k not in state]
-    if missing:
-        raise ValueError(
-            f"this is not the state of a DataLoader2: it lacks {', '.join(map(repr, missing))} and has "
-            f"{sorted(map(str, state))}"
-        )
-    version = state.get(VERSION_KEY_NAME)
-    if version is not None and (type(version) is not int or version != STATE_VERSION):
-        raise ValueError(
-            f"this loader state has version {version!r}, but this release reads version {STATE_VERSION}; load it with "
-            "the release that saved it"
-        )
-    place = state.get(ITERATION_STATE_KEY_NAME)
-    _check_layout(state, place)
-    expected = state.get(CHECKSUMS_KEY_NAME)
-    if expected is not None:
-        _check_checksums(state, expected)
-    if place is not None:
-        with _naming(ITERATION_STATE_KEY_NAME):
-            check_contents(place)
+@dataclass(frozen=True)
+class Mark:
+    """A place at which main's part of the graph was looked at."""
 
+    #: Items of the epoch that were given by then.
+    given: int
+    #: The state of main's part, sealed; None if it begins, or holds nothing that counts.
+    graph: bytes | None = None
+    #: The global generators, sealed, where main runs functions of the user's.
+    generators: bytes | None = None
+    #: The place of the workers.
+    workers: dict[str, Any] | None = None
+    #: Whether no worker processes run the graph.
+    in_main: bool = True
+    #: The generators with which the epoch began, where they are needed to begin it anew.
+    beginning: bytes | None = None
+    #: Why the place of the workers does not tell what lasts in them beyond the pass that ran then, if it does not.
+    untold: str | None = None
 
-def _check_layout(state: Mapping[str, Any], place: Any) -> None:
-    """Raises ValueError if a field, apart from what is sealed in it, holds anything else than it should."""
-    if place is not None:
-        with _naming(ITERATION_STATE_KEY_NAME):
-            check_iteration(place)
-    if PIPELINE_KEY_NAME in state:
-        with _naming(PIPELINE_KEY_NAME):
-            _check_outline(state[PIPELINE_KEY_NAME])
-    _check_ranks(state.get(RANKS_KEY_NAME))
-    unpack_randomness(state)
+    def at(self, given: int, ended: bool) -> dict[str, Any]:
+        """The mark, and how many items behind it were given, as they stand in a state."""
+        return {
+            "given": given,
+            "drop": given - self.given,
+            "ended": ended,
+            "graph": self.graph,
+            "generators": self.generators,
+            "beginning": self.beginning,
+            "workers": self.workers,
+            "in_main": self.in_main,
+        }
 
 
 @contextmanager
-def _naming(field: str) -> Iterator[None]:
+def naming(field: str) -> Iterator[None]:
     """Lets errors of what is not as it should be name the field. Layouts have no circles, and are not deep."""
     try:
         yield
@@ -108,49 +100,10 @@ def _naming(field: str) -> Iterator[None]:
         raise damaged(field, "it is nested deeper than any state") from None
 
 
-def _check_outline(outline: Any) -> None:
-    if not isinstance(outline, dict) or type(outline.get("length")) is not int:
-        raise ValueError("it does not say what the pipeline is made of")
-    check_fingerprint(fingerprint_in(outline))
-
-
 def fingerprint_in(outline: dict[str, Any]) -> Fingerprint:
     """The fingerprint of the pipeline that a state was saved from."""
     found: Fingerprint = json.loads(outline["fingerprint"])
     return found
-
-
-def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
-    """Raises ValueError if a field is not the one that was saved."""
-    found = checksums(state)
-    if not isinstance(expected, Mapping):
-        raise damaged(CHECKSUMS_KEY_NAME, f"it is of type {type(expected).__name__} where checksums should be")
-    for field in {**found, **expected}:
-        if expected.get(field) != found.get(field):
-            raise damaged(field, "its checksum is not the one that was saved with it")
-
-
-def refuse_pickled_state(state: Mapping[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, if a place, or what shipped services say, has to be unpickled.
-
-    Args:
-        state: a state that was checked.
-    """
-    place, of_service = state.get(ITERATION_STATE_KEY_NAME), state[READING_SERVICE_STATE_KEY_NAME]
-    if place is not None:
-        refuse_pickled_contents(place)
-    if isinstance(of_service, bytes) and is_sealed(of_service):
-        refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
-
-
-def _check_ranks(ranks: Any) -> None:
-    """Raises an error if this is not a rank and how many there were."""
-    if ranks is None:
-        return
-    if not isinstance(ranks, (list, tuple)) or tuple(map(type, ranks)) != (int, int, bool):
-        raise damaged(RANKS_KEY_NAME, f"it is {ranks!r} where a rank, and how many there were, should be")
-    if not 0 <= ranks[0] < ranks[1]:
-        raise damaged(RANKS_KEY_NAME, f"it says rank {ranks[0]} of {ranks[1]}")
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
@@ -224,7 +177,7 @@ def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
     seed, reset_seed = packed[:2]
     if not all(type(generator) is bytes for generator in packed[2:]):
         raise damaged(field, "it does not hold the bytes of two generators")
-    with _naming(field):
+    with naming(field):
         generators = [SeedGenerator.imported(generator) for generator in packed[2:]]
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(reset_seed) is not bool:
         raise damaged(field, f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")

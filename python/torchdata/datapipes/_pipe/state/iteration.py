@@ -16,15 +16,15 @@ from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torchdata.datapipes._pipe.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.graph import Graph, graph_of
-from torchdata.datapipes._pipe.halting import Halts
-from torchdata.datapipes._pipe.hooks import hooks_of
-from torchdata.datapipes._pipe.layout import explaining_damage
-from torchdata.datapipes._pipe.plain import from_plain, to_plain
-from torchdata.datapipes._pipe.record import Beginning, Record, existing_record, record_of, token_of
-from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs, replay_later
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.state.halting import Halts
+from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.layout import explaining_damage
+from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.state.record import Beginning, Record, existing_record, record_of, token_of
 
 __all__ = [
     "awaits_iteration",

@@ -18,8 +18,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
-from torchdata.datapipes._pipe.graph import graph_of
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.graph.graph import graph_of
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "resized", "short_name"]
 
