@@ -9,7 +9,9 @@ mod common;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use common::child::{inherited, role, run_again_portably, start};
 use common::stream::{CONSUMER, ITEM, Item, PRODUCER, Random, Receiver, SMALL, Sender, bytes, item, open};
@@ -434,6 +436,29 @@ fn a_producer_is_never_further_ahead_than_its_window() {
             }
         });
         assert_eq!(link.sent().0, 3000);
+    }
+}
+
+#[test]
+fn items_wake_a_sleeper_that_wants_them_and_all_other_units_do_anyway() {
+    let _watchdog = watchdog(60);
+    for wanted in [false, true] {
+        let (mut sender, mut receiver) = pair(SMALL, 8);
+        receiver.end.want_items(wanted);
+        let bell = receiver.bell.clone();
+        thread::scope(|scope| {
+            scope.spawn(|| while !bell.wait(Duration::from_secs(30), || receiver.end.readable().unwrap()) {});
+            while !bell.has_sleeper() {
+                thread::yield_now();
+            }
+            sender.send(&item_of(1, &[])).unwrap();
+            sender.end.flush();
+            if !wanted {
+                assert_eq!(sender.end.flow().wakes.load(Ordering::Relaxed), 0, "nobody waits for items of this link");
+                sender.send_end().unwrap();
+            }
+        });
+        assert_eq!(sender.end.flow().wakes.load(Ordering::Relaxed), 1);
     }
 }
 

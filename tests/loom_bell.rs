@@ -188,6 +188,26 @@ fn who_wants_one_thing_is_rung_for_it_and_for_nothing_else() {
 }
 
 #[test]
+fn who_says_what_it_wants_before_it_sleeps_is_rung_for_it() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), [Wanted::new(), Wanted::new()], AtomicU64::new(0)));
+        shared.1[0].raise();
+        let theirs = Arc::clone(&shared);
+        let provider = thread::spawn(move || {
+            theirs.2.store(1, Ordering::Relaxed);
+            if theirs.0.bell.has_sleeper() && theirs.1[1].is_raised() {
+                theirs.0.ring();
+            }
+        });
+        shared.1[0].lower();
+        shared.1[1].raise();
+        shared.0.wait(|| shared.2.load(Ordering::Relaxed) == 1);
+        provider.join().unwrap();
+    });
+}
+
+#[test]
 fn a_full_and_an_empty_ring_never_sleep_on_each_other() {
     let _watchdog = watchdog(60);
     model(|| {

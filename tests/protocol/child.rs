@@ -234,7 +234,8 @@ impl World {
             return Some("is about to end");
         }
         let Pump { dealing, sending, .. } = pump;
-        let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[first + reader]));
+        let deal =
+            dealing.next(|reader| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]));
         match deal {
             Deal::WaitFor(_) | Deal::WaitForAny => None,
             Deal::Nobody => {

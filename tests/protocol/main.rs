@@ -30,6 +30,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
         outputs,
         window: 1,
         dispatch_window: 1,
+        heavy: false,
         ring: 2,
         epochs: 2,
         passes: 1,
@@ -72,6 +73,10 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("shares left early", with(&|s| s.header = Some(1))),
         ("shares left early, two passes", with(&|s| (s.header, s.passes) = (Some(1), 2))),
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
+        ("large items, breaks", with(&|s| (s.heavy, s.breaks) = (true, true))),
+        ("large items, halts, calls meanwhile, goes on", with(&|s| (s.heavy, s.pauses) = (true, true))),
+        ("large items, shares left early, two passes", with(&|s| (s.heavy, s.header, s.passes) = (true, Some(1), 2))),
+        ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ]
 }

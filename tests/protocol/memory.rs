@@ -167,7 +167,11 @@ impl Pump {
 }
 
 /// The permit of a reader: by its word, or by the old rule, by a count that belonged to no epoch.
-pub fn permit(rules: Rules, sending: &mut Sending, link: &Link) -> Permit {
+pub fn permit(rules: Rules, heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
+    let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
+    if heavy && link.units.iter().any(is_ahead) {
+        return sending.permit_far_ahead(link.grant).expect("nothing is damaged here");
+    }
     if rules.streams {
         return sending.permit(link.grant).expect("nothing is damaged here");
     }

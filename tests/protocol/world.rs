@@ -99,6 +99,8 @@ pub struct Setting {
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
+    /// An item is as large as what a writer may be ahead.
+    pub heavy: bool,
     /// Units that a ring holds.
     pub ring: usize,
     pub epochs: u32,

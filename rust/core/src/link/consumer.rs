@@ -14,7 +14,7 @@ use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER
 use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
-use crate::protocol::{Grant, Judgement, Receiving, Stream};
+use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 
 /// A buffer of a unit, in the consumer's hands. Clones are the same memory.
@@ -86,6 +86,10 @@ pub struct Consumer {
     unrung: u64,
     /// Bytes of the ring given back since then.
     unrung_bytes: u64,
+    /// Bytes of blocks taken since then.
+    unrung_blocks: u64,
+    /// How far the producer may be ahead in bytes.
+    ahead: Ahead,
     /// Items taken in all earlier streams, and where all and other statistics are mirrored.
     before: u64,
     flow: FlowRef,
@@ -109,6 +113,8 @@ impl Consumer {
             taken: 0,
             unrung: 0,
             unrung_bytes: 0,
+            unrung_blocks: 0,
+            ahead: Ahead::default(),
         }
     }
 
@@ -264,9 +270,17 @@ impl Consumer {
         }
     }
 
+    /// Notes that this process waits for the producer's next item.
+    pub fn wait(&mut self) {
+        if self.ahead.wait() {
+            self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
+        }
+    }
+
     fn ring_producer(&mut self) {
         self.unrung = 0;
         self.unrung_bytes = 0;
+        self.unrung_blocks = 0;
         self.ring();
     }
 
@@ -275,6 +289,20 @@ impl Consumer {
         self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
         if self.unrung_bytes * 2 >= self.layout.config.ring_capacity {
+            self.ring_producer();
+        }
+    }
+
+    /// Wakes a producer that sleeps because it is as many bytes ahead as it may be when half of them are taken.
+    #[inline]
+    fn count_blocks(&mut self, buffers: &[Buffer]) {
+        if buffers.is_empty() {
+            return;
+        }
+        let bytes: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+        self.ahead.take(bytes);
+        self.unrung_blocks += bytes;
+        if self.unrung_blocks >= Ahead::LEAST / 2 {
             self.ring_producer();
         }
     }
@@ -358,6 +386,7 @@ impl Consumer {
                 self.take_buffers(&mut unit.buffers)?;
             }
             self.release(total);
+            self.count_blocks(&unit.buffers);
             return Ok(Some(stream));
         }
     }

@@ -21,12 +21,13 @@ use crate::error::OpenError;
 use crate::integrity::{placed, seal};
 use crate::process::bell::Wanted;
 use crate::process::region::Region;
+use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
 
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.
@@ -118,6 +119,8 @@ pub(crate) struct Header {
     pub obeyed_at: Word,
     /// Whether items are worth a ring: lowered while the consumer waits for other links alone; written by it alone.
     pub items_wanted: CachePadded<Wanted>,
+    /// Bytes of blocks that the producer may be ahead (see `protocol::Ahead`), sealed; written by the consumer alone.
+    pub ahead: Word,
     /// Statistics of the producer, who alone writes them, unless they are kept elsewhere (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
     /// Those of the consumer.
@@ -141,7 +144,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, acknowledged) == 9 * LINE);
     assert!(std::mem::offset_of!(Header, obeyed_at) == 10 * LINE);
     assert!(std::mem::offset_of!(Header, items_wanted) == 11 * LINE);
-    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE);
+    assert!(std::mem::offset_of!(Header, ahead) == 12 * LINE);
+    assert!(std::mem::offset_of!(Header, sent) == 13 * LINE);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -183,6 +187,7 @@ impl Layout {
             word.store(seal(0), Ordering::Relaxed);
         }
         header.items_wanted.raise();
+        header.ahead.store(seal(Ahead::LEAST), Ordering::Relaxed);
         // SYNC(version): pairs with `attach`; a process that sees the version sees the sizes, the cursors and the
         // words.
         header.version.store(VERSION, Ordering::Release);

@@ -3,6 +3,7 @@
 //! Runs in the process whose pipe yields the items. A unit becomes visible by one store; a producer that is killed
 //! before it exposes nothing, and what it had allocated is nobody's concern any more.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
-use crate::protocol::{Account, Permit, Reader, Sending, Stream};
+use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
@@ -34,6 +35,15 @@ pub enum Part {
     Block(Arc<Block>),
     /// Sent ahead in fragments; the length in bytes, as [`sampled_len`] gives it.
     Streamed(u64),
+}
+
+impl Part {
+    fn bytes_in_block(&self) -> u64 {
+        match self {
+            Self::Block(block) => block.len() as u64,
+            Self::Streamed(_) => 0,
+        }
+    }
 }
 
 /// Whether a step could be taken.
@@ -55,6 +65,11 @@ pub struct Producer {
     wake: WakePolicy,
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
+    /// Items of this stream with blocks that the consumer had not taken when this was last looked at: their ends in the
+    /// ring, and the bytes of their blocks.
+    ahead: VecDeque<(u64, u64)>,
+    /// The sum of these bytes.
+    ahead_bytes: u64,
     sending: Sending,
     /// Items that went out in this epoch, or pass, by earlier runs of it, too.
     account: Account,
@@ -76,6 +91,8 @@ impl Producer {
             cursor: ProducerCursor::new(layout.config.ring_capacity),
             wake: WakePolicy::new(WAKE_BATCH),
             last_blocks: 0,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
             sending: Sending::default(),
             account: Account::default(),
             streaming: false,
@@ -117,6 +134,7 @@ impl Producer {
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
+        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // what is left of an earlier stream holds nothing up
         self.give_up();
         // If a command interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
@@ -184,12 +202,30 @@ impl Producer {
     /// Whether the consumer wants one more item of this stream.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
-        if self.sending.has_credit() {
+        let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
+        if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);
         }
         // SYNC(grant): pairs with Consumer::grant; nothing but the word itself is read through it.
         let word = self.layout.header().granted.load(Ordering::Acquire);
-        self.sending.permit(word).ok_or(Corrupted("what a consumer wants cannot be read"))
+        let permit = if far_ahead { self.sending.permit_far_ahead(word) } else { self.sending.permit(word) };
+        permit.ok_or(Corrupted("what a consumer wants cannot be read"))
+    }
+
+    /// Whether as many bytes of blocks are on their way as the consumer allows.
+    #[cold]
+    fn is_far_ahead(&mut self) -> Result<bool, Corrupted> {
+        let header = self.layout.header();
+        let allowed = open(header.ahead.load(Ordering::Relaxed));
+        let allowed = allowed.ok_or(Corrupted("how far a producer may be ahead cannot be read"))?;
+        let head = self.cursor.refresh(&header.head)?;
+        while let Some(&(end, bytes)) = self.ahead.front()
+            && end <= head
+        {
+            self.ahead.pop_front();
+            self.ahead_bytes -= bytes;
+        }
+        Ok(self.ahead_bytes >= allowed)
     }
 
     /// Where the consumer is.
@@ -272,6 +308,11 @@ impl Producer {
             self.count(kind, digest);
             self.streaming = false;
             self.sending.sent();
+            let in_blocks: u64 = parts.iter().map(Part::bytes_in_block).sum();
+            if in_blocks > 0 {
+                self.ahead.push_back((self.cursor.tail(), in_blocks));
+                self.ahead_bytes += in_blocks;
+            }
             self.items += 1;
             let flow = &*self.flow;
             flow.items.store(self.items, Ordering::Relaxed);

@@ -7,6 +7,7 @@
 //! | machine | party | decides |
 //! | --- | --- | --- |
 //! | [`Sending`] | the writer of a link | whether the reader wants one more item, none yet, or none any more |
+//! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
 //! | [`Receiving`] | the reader of a link | what to do with a unit: take it, drop it, leave it; what is granted |
 //! | [`Dealing`] | a worker's pump, the dispatching process | the reader of the next item; the end of a pass |
 //! | [`Owners`] | the dispatching process, main | the readers of dealt items that do not follow from their numbers |
@@ -42,5 +43,5 @@ pub use obedience::{Acknowledged, Command, Obedience, Step};
 pub use owners::{DealEntry, Owners};
 pub use receiving::{Judgement, Receiving};
 pub use replacing::{Replacing, TRIES, Verdict};
-pub use sending::{Permit, Sending};
+pub use sending::{Ahead, Permit, Sending};
 pub use stream::Stream;

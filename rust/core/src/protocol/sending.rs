@@ -16,6 +16,50 @@ pub enum Permit {
     Again,
 }
 
+/// The read-ahead in bytes: what a writer may have sent of large buffers that its reader has not taken, at first.
+///
+/// A window is a number of items, and of large ones it may be gigabytes that nobody is to use soon. An item of any size
+/// goes out while nothing is on its way. A reader that has taken as much as it allowed, and then had to wait, allows
+/// twice as much; one that waits although less was on its way has no use for more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ahead {
+    allowed: u64,
+    /// Bytes that were taken since the reader last waited.
+    taken: u64,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { allowed: Self::LEAST, taken: 0 }
+    }
+}
+
+impl Ahead {
+    /// The least that a reader allows.
+    pub const LEAST: u64 = 64 << 20;
+    const MOST: u64 = 1 << 40;
+
+    /// The bytes that the reader allows.
+    pub fn allowed(self) -> u64 {
+        self.allowed
+    }
+
+    /// Counts bytes that were taken.
+    #[inline]
+    pub fn take(&mut self, bytes: u64) {
+        self.taken = self.taken.saturating_add(bytes);
+    }
+
+    /// Notes that the reader waits for the writer; returns whether other bytes are allowed from now on.
+    pub fn wait(&mut self) -> bool {
+        let before = self.allowed;
+        let taken = std::mem::take(&mut self.taken);
+        self.allowed = if taken >= self.allowed { 2 * self.allowed } else { self.allowed / 2 };
+        self.allowed = self.allowed.clamp(Self::LEAST, Self::MOST);
+        self.allowed != before
+    }
+}
+
 /// The writer's side of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
@@ -78,6 +122,13 @@ impl Sending {
                 Permit::Unwanted
             }
         })
+    }
+
+    /// The same for a writer that is as many bytes ahead as the reader allows (see [`Ahead`]): the next item waits until
+    /// something was taken.
+    pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
+        let permit = self.permit(word)?;
+        Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
     /// Where the reader is; None if its word is damaged.

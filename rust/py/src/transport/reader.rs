@@ -331,6 +331,9 @@ impl Reader {
             Some(peer) if collecting.is_in_order() => peers.await_one(peer),
             _ => peers.await_all(),
         }
+        if let Some(peer) = turn {
+            peers.all_mut()[peer].consumer.wait();
+        }
         let interrupt = interrupt.as_ref();
         let mut next = Next::Wait;
         let ready = || {

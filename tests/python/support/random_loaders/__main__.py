@@ -24,7 +24,7 @@ def main():
     parser.add_argument("--runs", type=int, help="how many runs to begin at most")
     parser.add_argument("--start-methods", default=",".join(METHODS))
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--limit", type=float, default=60, help="seconds after which a run counts as hung")
+    parser.add_argument("--limit", type=float, default=240, help="seconds after which a run counts as hung")
     parser.add_argument("--lines", type=int, default=100, help="lines of output to show of a run that failed")
     options = parser.parse_args()
     methods = options.start_methods.split(",")
@@ -55,7 +55,7 @@ def main():
     return 1 if failed else 0
 
 
-def run_seed(seed, methods, limit=60.0):
+def run_seed(seed, methods, limit=240.0):
     """Runs the plan of a seed in a process of its own."""
     arguments = ["random_loaders.run", "--seed", str(seed), "--start-methods", ",".join(methods)]
     return run_module(arguments, limit)
