@@ -113,7 +113,8 @@ class Harness:
         apart = contender.program == "upstream-stateful" or contender.program in APART
         if apart and self.python_apart(contender) is None:
             return False
-        if contender.options.get("packer") == "transformers" and importlib.util.find_spec("transformers") is None:
+        packer = contender.options.get("packer")
+        if packer in ("transformers", "trl") and importlib.util.find_spec(packer) is None:
             return False
         if contender.program == "stateful" and importlib.util.find_spec("torch") is None:
             return False

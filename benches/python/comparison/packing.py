@@ -1,8 +1,9 @@
-"""Packing sequences of tokens into rows, in one process: by this project, plain Python and transformers' collator.
+"""Packing sequences of tokens into rows, in one process: by this project, plain Python, and Hugging Face's libraries.
 
 The sequences are drawn once, with lengths as those of chats and documents are: many short ones and a long tail.
 transformers' collator joins the sequences of a row, and says where each begins; which ones a row has is left to its
-caller, for whom plain Python stands here.
+caller, for whom plain Python stands here. TRL's packer packs a whole data set of Arrow before the first row is read,
+and says how long the sequences of a row are, but numbers no places.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ LENGTH = 2048
 
 COUNT = 4000
 """How many sequences there are."""
+
+OPEN = 16
+"""Rows that first fit has open at a time, as `pack` does by itself."""
 
 
 def sequences(kind: str) -> list[Any]:
@@ -35,6 +39,24 @@ def _ours(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]
     yield from IterableWrapper(source, deepcopy=False).pack(LENGTH, method=options["method"])
 
 
+def _first_fit(source: Iterable[Any]) -> Iterator[list[Any]]:
+    rows: list[tuple[list[Any], int]] = []
+    for sequence in source:
+        size = len(sequence)
+        for place, (row, room) in enumerate(rows):
+            if room >= size:
+                row.append(sequence)
+                rows[place] = row, room - size
+                break
+        else:
+            rows.append(([sequence], LENGTH - size))
+            if len(rows) > OPEN:
+                fullest = min(range(OPEN), key=lambda place: rows[place][1])
+                yield rows.pop(fullest)[0]
+    for row, _ in rows:
+        yield row
+
+
 def _in_order(source: Iterable[Any]) -> Iterator[list[Any]]:
     row: list[Any] = []
     tokens = 0
@@ -50,7 +72,8 @@ def _in_order(source: Iterable[Any]) -> Iterator[list[Any]]:
 def _plain(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import numpy
 
-    for row in _in_order(source):
+    chosen = _first_fit if options["method"] == "first_fit" else _in_order
+    for row in chosen(source):
         ends = [0]
         for sequence in row:
             ends.append(ends[-1] + len(sequence))
@@ -71,10 +94,30 @@ def _transformers(source: list[Any], options: dict[str, Any]) -> Iterator[dict[s
         yield collator([{"input_ids": sequence} for sequence in row])
 
 
+def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    from trl.data_utils import pack_dataset
+
+    yield from pack_dataset(_data_set(source), LENGTH, strategy="bfd")
+
+
+def _data_set(source: list[Any]) -> Any:
+    """The sequences as a data set of Arrow, which is made once: its users have one."""
+    import datasets
+
+    if id(source) not in _data_sets:
+        datasets.disable_caching()
+        datasets.disable_progress_bars()
+        made = datasets.Dataset.from_dict({"input_ids": source})
+        _data_sets[id(source)] = made if isinstance(source[0], list) else made.with_format("numpy")
+    return _data_sets[id(source)]
+
+
+_data_sets: dict[int, Any] = {}
 PACKERS: dict[str, Callable[[list[Any], dict[str, Any]], Iterator[dict[str, Any]]]] = {
     "ours": _ours,
     "plain": _plain,
     "transformers": _transformers,
+    "trl": _trl,
 }
 
 

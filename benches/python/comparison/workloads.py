@@ -200,11 +200,19 @@ def packing(name: str, title: str, item: str) -> tuple[Workload, Workload]:
     options = {method: {"packer": "ours", "method": method} for method in ("first_fit", "in_order")}
     first_fit, in_order = (Contender(OURS, "ours", options[method]) for method in options)
     in_order = replace(in_order, name="ours, in order")
-    plain = Contender("plain Python, in order", "bare", {"packer": "plain"})
-    collator = Contender("the same, transformers' collator", "bare", {"packer": "transformers"})
-    goals = (Goal("no slower than transformers' collator", collator.name, at_least=1.0),)
-    rates = Workload(name, title, item, (first_fit, in_order, plain, collator), goals, "packing", "sequences/s")
-    measured = tuple(replace(one, options={**one.options, "padding": True}) for one in (first_fit, in_order, plain))
+    plain = Contender("plain Python, in order", "bare", {"packer": "plain", "method": "in_order"})
+    fitting = Contender("plain Python, first fit", "bare", {"packer": "plain", "method": "first_fit"})
+    collator = Contender("plain Python in order, transformers' collator", "bare", {"packer": "transformers"})
+    trl = Contender("TRL's pack_dataset (best fit)", "bare", {"packer": "trl"})
+    goals = (
+        Goal("no slower than transformers' collator", collator.name, at_least=1.0),
+        Goal("no slower than plain Python, first fit", fitting.name, at_least=1.0),
+        Goal("no slower than TRL's packer", trl.name, at_least=1.0),
+    )
+    contenders = (first_fit, in_order, fitting, plain, collator, trl)
+    rates = Workload(name, title, item, contenders, goals, "packing", "sequences/s")
+    by_row = (first_fit, in_order, fitting, plain, trl)
+    measured = tuple(replace(one, options={**one.options, "padding": True}) for one in by_row)
     less = (Goal("at most a third of packing in order", plain.name, at_most=1 / 3),)
     share = Workload(f"{name}-padding", f"{title}: share of padding", item, measured, less, "packing", "%", 100.0)
     return rates, share

@@ -206,6 +206,8 @@ class ParallelMapper(BaseNode[T]):
             process, with a `RuntimeWarning` that brings its Python stacks, and gives the item to another one, as
             `on_worker_exit="restart"` does. By itself it does not do that for processes that die otherwise. A process
             has twice as long for an item for each that was killed at it, and a minute at least while it starts.
+        patience: with `on_timeout="restart"`, the seconds that a process has which works: its threads have run, or have
+            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
 
     Raises:
         TypeError: `source` is no node, `map_fn` no function, or a number no integer.
@@ -235,6 +237,7 @@ class ParallelMapper(BaseNode[T]):
         on_worker_exit: Literal["error", "restart"] = "error",
         timeout: float | None = None,
         on_timeout: Literal["error", "restart"] = "error",
+        patience: float | None = None,
     ) -> None:
         super().__init__()
         name = "ParallelMapper"
@@ -252,8 +255,8 @@ class ParallelMapper(BaseNode[T]):
         self.on_worker_exit = on_worker_exit
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
             raise ValueError(f"{name}: timeout must be a number of seconds or None, but got {timeout!r}")
-        check_on_timeout(name, on_timeout, timeout)
-        self.timeout, self.on_timeout = timeout, on_timeout
+        check_on_timeout(name, on_timeout, timeout, patience)
+        self.timeout, self.on_timeout, self.patience = timeout, on_timeout, patience
         self.max_concurrent = max_concurrent
         if max_concurrent is not None:
             check_int(name, "max_concurrent", max_concurrent, least=1)
@@ -282,7 +285,7 @@ class ParallelMapper(BaseNode[T]):
                 multiprocessing_context,
                 max_concurrent,
                 self.snapshot_frequency,
-                Survived(on_worker_exit == "restart", timeout if on_timeout == "restart" else None),
+                Survived.chosen(on_worker_exit, timeout, on_timeout, patience),
                 timeout or None,
             )
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)

@@ -30,7 +30,7 @@ __all__ = ["RestartingIterator", "survived_by"]
 
 def survived_by(loader: Any) -> Survived:
     """The ends of workers that a loader survives."""
-    return Survived(loader.on_worker_exit == "restart", loader.timeout if loader.on_timeout == "restart" else None)
+    return Survived.chosen(loader.on_worker_exit, loader.timeout, loader.on_timeout, loader.patience)
 
 
 @dataclass

@@ -90,6 +90,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             `on_worker_exit="restart"` does, with a `RuntimeWarning` that brings its Python stacks. By itself it does
             not do that for workers that die otherwise. A worker has twice as long at a batch for each that was killed
             at it, and a minute at least before its first.
+        patience: with `on_timeout="restart"`, the seconds that a worker has which works: its threads have run, or have
+            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
         on_error: what becomes of a sample at which `dataset[index]`, or `__getitems__`, raises: "raise" raises it, and
             its batch is lost; "skip" leaves it out of its batch, which is shorter then, and a batch of which nothing is
             left is passed over. `__getitems__` is called anew for each index of a batch at which it has raised. Of an
@@ -148,6 +150,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
         on_worker_exit: Literal["error", "restart"] = "error",
         on_timeout: Literal["error", "restart"] = "error",
+        patience: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         error_limit: int | float | None = None,
         error_log: str | os.PathLike[str] | None = None,
@@ -157,7 +160,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             raise ValueError(
                 f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
             )
-        check_on_timeout("StatefulDataLoader", on_timeout, timeout)
+        check_on_timeout("StatefulDataLoader", on_timeout, timeout, patience)
         makes_batches = batch_size is not None and batch_sampler is None
         check_on_error(on_error, error_limit, error_log, error_fill, dataset, makes_batches=makes_batches)
         if num_workers == "auto":  # type: ignore[comparison-overlap]
@@ -187,7 +190,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.on_worker_exit, self.on_timeout = on_worker_exit, on_timeout
+        self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill

@@ -143,6 +143,49 @@ def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
         assert list(loader) == [57, 58, 59]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_that_works_has_as_long_as_patience_says_and_any_other_the_timeout(tmp_path, way):
+    patience = 4 * SOON if way == "loop" else 1e6
+    with hanging(HangingAt(way, 13, tmp_path), patience=patience) as loader, pytest.warns(RuntimeWarning) as told:
+        assert list(loader) == list(range(40))
+    words = "\n".join(str(one.message) for one in told)
+    if way == "loop":
+        (seconds,) = re.findall(r"worked, but made nothing for ([\d.]+) s,.*was killed for it \(`patience`\)", words)
+        assert float(seconds) >= patience
+        assert "raise the patience if it was slow" in words
+    else:
+        assert re.search(r"process 1 .* made nothing for.*was killed for it \(`timeout`\)", words)
+        assert "(`patience`)" not in words
+
+
+def compute(seconds):
+    """Uses the processor for so long."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience():
+    def slow(item):
+        compute(4 * SOON if item == 13 else 0)
+        return item
+
+    with hanging(slow, patience=1e6) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(loader) == list(range(40))
+        assert loader.stats().restarts == 0
+
+
+def test_a_process_that_has_worked_and_sleeps_now_has_the_timeout(tmp_path):
+    class Tires(HangingAt):
+        def __call__(self, item):
+            compute(2 * SOON if item == self.at else 0)
+            return super().__call__(item)
+
+    with hanging(Tires("sleep", 13, tmp_path), patience=1e6) as loader, pytest.warns(RuntimeWarning, match="`timeout`"):
+        assert list(loader) == list(range(40))
+
+
 def test_out_of_order_every_item_comes_once(tmp_path):
     with hanging(HangingAt("sleep", 13, tmp_path), in_order=False) as loader:
         assert sorted(loader) == list(range(40))
@@ -160,8 +203,9 @@ def test_a_death_of_another_kind_stays_an_error():
         list(loader)
 
 
-def test_a_process_that_is_stopped_while_all_pause_is_replaced():
-    with hanging(abs, on_worker_exit="restart") as loader:
+@pytest.mark.parametrize("patience", [None, 1e6])
+def test_a_process_that_is_stopped_while_all_pause_is_replaced(patience):
+    with hanging(abs, on_worker_exit="restart", patience=patience) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(4)]
         loader.reading_service._pause()
@@ -175,6 +219,9 @@ def test_a_process_that_is_stopped_while_all_pause_is_replaced():
     [
         ({"on_timeout": "again"}, "on_timeout must be 'error' or 'restart', but got 'again'"),
         ({"on_timeout": "restart"}, "on_timeout='restart' needs a timeout"),
+        ({"timeout": 1, "patience": 2}, "patience needs on_timeout='restart'"),
+        ({"timeout": 3, "on_timeout": "restart", "patience": 2}, "patience must be .* at least timeout=3, but got 2"),
+        ({"timeout": 3, "on_timeout": "restart", "patience": "5"}, "patience must be .* but got '5'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, words):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from process_checks import METHODS
-from random_loaders import epochs, graphs
+from random_loaders import epochs, graphs, sizes
 from random_loaders.__main__ import report, run_seed
-from random_loaders.items import Fail, Provoked
+from random_loaders.items import Fail, Keep, Provoked
 from random_loaders.plans import Setup, make_plan
 from seeds import try_seeds
+from torchdata.dataloader2 import DataLoader2
 from watchdog import run_module
 
 #: Which seeds each start method runs; others than `python -m random_loaders` takes by itself.
@@ -115,3 +116,27 @@ def test_the_watchdog_tells_a_hang_a_failure_and_what_outlives_a_run():
     assert "hung" in run("import time; time.sleep(1000)", limit=1.0).why
     assert "exit code 1: ZeroDivisionError" in run("1 / 0").why
     assert "outlived" in run("import subprocess; subprocess.Popen(['sleep', '1000'])").why
+
+
+def chain_of(links):
+    pipe = graphs.Filtered(graphs.Source(start=100_000, count=40), function=Keep(1, 0.5, 0))
+    return sizes.Chain(pipe, "fork", [sizes.Link(*link, {}) for link in links])
+
+
+def test_batches_of_another_size_go_on_behind_a_state():
+    said = []
+    sizes.run_chain(chain_of([(3, 2, 2, False), (4, 0, 1, True), (7, 1, 0, False)]), said.append)
+    assert len(said) == 3
+    assert any(plan.chain for plan in map(make_plan, range(10)))
+
+
+def test_a_batch_that_begins_elsewhere_is_wrong(monkeypatch):
+    load = DataLoader2.load_state_dict
+
+    def off_by_one(self, state):
+        load(self, state)
+        next(iter(self))
+
+    monkeypatch.setattr(DataLoader2, "load_state_dict", off_by_one)
+    with pytest.raises(AssertionError, match="in place of"):
+        sizes.run_chain(chain_of([(3, 0, 2, False), (4, 0, 1, False)]), str)

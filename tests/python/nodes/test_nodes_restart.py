@@ -171,6 +171,18 @@ def test_however_a_process_hangs_nothing_is_lost_also_behind_a_state(way: str, t
     loader.root.shutdown()
 
 
+@pytest.mark.parametrize("way", ["stop", "loop"])
+def test_a_process_that_works_has_as_long_as_patience_says(way: str, tmp_path: Path) -> None:
+    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
+    options = {"timeout": 0.3, "on_timeout": "restart", "on_worker_exit": "error", "patience": patience}
+    node = mapper(HangsIn(way, tmp_path), **options)
+    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
+        assert list(Loader(node)) == squares
+    node.shutdown()
+    with pytest.raises(ValueError, match="ParallelMapper: patience needs on_timeout='restart'"):
+        mapper(abs, patience=3.0)
+
+
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
 def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_come() -> None:
     node = mapper(hang_at_three, workers=1, timeout=0.6, on_timeout="restart")

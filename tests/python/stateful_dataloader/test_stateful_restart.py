@@ -284,6 +284,17 @@ def test_however_a_worker_hangs_nothing_is_lost_also_behind_a_state(way: str, tm
         assert [int(batch) for batch in loader] == list(range(3, 12))
 
 
+@pytest.mark.parametrize("way", ["stop", "loop"])
+def test_a_worker_that_works_has_as_long_as_patience_says(way: str, tmp_path: Any) -> None:
+    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
+    options = {"batch_size": 1, "timeout": 0.3, "on_timeout": "restart", "patience": patience}
+    loader = loader_of(HangsOnce(way, tmp_path), "error", **options)
+    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
+        assert [int(batch) for batch in loader] == list(range(12))
+    with pytest.raises(ValueError, match="StatefulDataLoader: patience needs on_timeout='restart'"):
+        loader_of(range(3), "error", patience=3.0)
+
+
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 @pytest.mark.parametrize("persistent", [False, True])

@@ -41,7 +41,7 @@ def loop(_folder: Path) -> None:
 
 def fifo(folder: Path) -> None:
     """Reads what nobody writes."""
-    path = folder / f"fifo{os.getpid()}"
+    path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
         file.read()
@@ -57,15 +57,16 @@ class Hanging:
         way: the name of a way.
         folder: where the processes tell each other that they have hung.
         times: how many do.
+        name: of the place, if there are several.
     """
 
-    def __init__(self, way: str, folder: Path | str, times: int = 1) -> None:
-        self.way, self.folder, self.times = way, str(folder), times
+    def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:
+        self.way, self.folder, self.times, self.name = way, str(folder), times, name
 
     def __call__(self) -> None:
         for number in range(self.times):
             try:
-                (Path(self.folder) / f"hung{number}").open("x").close()
+                (Path(self.folder) / f"hung{self.name}{number}").open("x").close()
             except FileExistsError:
                 continue
             except FileNotFoundError:  # the program has ended

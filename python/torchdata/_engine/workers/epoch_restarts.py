@@ -201,14 +201,14 @@ class EpochRestarts(Restarts):
 
     def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
         hangs = self.hangs
-        seconds = None if hangs is None else max(STARTING, hangs.seconds)
+        seconds = None if hangs is None else max(STARTING, hangs.most)
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Gone:
             pass  # its death is noticed like any other
         except TimeoutError:
-            if hangs is not None:
-                hangs.end(index, hangs.seconds)
+            if hangs is not None and seconds is not None:
+                hangs.end(index, seconds)
 
 
 def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption | None:

@@ -249,11 +249,9 @@ class Children:
     def _end_if_it_hangs(self, index: int, began: float) -> float:
         """Ends a child that has not obeyed since `began` if that is too long; returns since when it is waited for."""
         hangs = None if self._restarts is None else self._restarts.hangs
-        waited = time.monotonic() - began
-        if hangs is None or waited < hangs.seconds or waited < hangs.patience_with(index):
-            return began
-        hangs.end(index, waited)
-        return time.monotonic()
+        if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
+            return time.monotonic()
+        return began
 
     def set_window(self, window: int) -> bool:
         """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
@@ -294,6 +292,7 @@ class Children:
         numbers: dict[int, int] | None = None,
     ) -> None:
         """Sends a command, to that process alone if it is given, else to the one that has the place now."""
+        began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
@@ -305,7 +304,7 @@ class Children:
                 assert self._timeout is not None
                 hangs = None if self._restarts is None else self._restarts.hangs
                 if hangs is not None:
-                    hangs.end(index, self._timeout)
+                    began = self._end_if_it_hangs(index, began)
                     continue
                 raise TimeoutError(
                     f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "

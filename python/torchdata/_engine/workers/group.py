@@ -190,7 +190,7 @@ class Group(OwnsChildren):
         """
         if survived.hangs is None:
             return None
-        return Hangs(self.members, self.stats, self.room.first_page, survived.hangs, in_order)
+        return Hangs(self.members, self.stats, self.room.first_page, survived.hangs, survived.patience, in_order)
 
     def watch(self, collector: Collector) -> None:
         """Makes a collector raise the error of a child that dies while it waits for an item."""

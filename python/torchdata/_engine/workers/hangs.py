@@ -4,12 +4,14 @@ Role: main's side, called by the collector in the thread that waits, or by whoev
 hangs is killed, and what it had done is noted; all behind that is a death like any other (`restart.py`).
 
 A process hangs if main has waited for it for the whole `timeout`, and meanwhile nothing was counted in it: no pipe of
-its graph has yielded an item, and it has sent nothing. Processor time tells nothing, as an endless loop uses it, too. A
-process that waits for another one is not to blame, unless it is stopped.
+its graph has yielded an item, and it has sent nothing. Processor time alone tells nothing, as an endless loop uses it,
+too. So the user may give a `patience`, the longer time of a process that works by what the kernel says. A process that
+waits for another one is not to blame, unless it is stopped.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Sequence
@@ -23,6 +25,8 @@ __all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
 
 #: Seconds that a process may take at least to come to its first item: it imports the program, and loads a state.
 STARTING = 60.0
+#: A process works if its threads run, or wait for a processor, for such a share of the time at least.
+WORKING = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,17 @@ class Survived:
     Args:
         deaths: whether those that die by themselves are among them.
         hangs: after how many seconds one that hangs is ended, to be replaced; None: never.
+        patience: the same for one that works; None: no more than for others.
     """
 
     deaths: bool = False
     hangs: float | None = None
+    patience: float | None = None
+
+    @classmethod
+    def chosen(cls, on_worker_exit: str, timeout: float | None, on_timeout: str, patience: float | None) -> Survived:
+        """What the arguments of a loader say."""
+        return cls(on_worker_exit == "restart", timeout if on_timeout == "restart" else None, patience)
 
     def __bool__(self) -> bool:
         return self.deaths or self.hangs is not None
@@ -52,10 +63,12 @@ class Hung:
     Args:
         how: what it did, to be set behind its name.
         stack: where it stood.
+        limit: the argument that would give it more time.
     """
 
     how: str
     stack: str
+    limit: str
     #: Whether a warning or an error has told of it.
     is_told: bool = False
 
@@ -69,22 +82,41 @@ class _Seen:
     waited: float
 
 
-def check_on_timeout(name: str, on_timeout: Any, timeout: float | None) -> None:
-    """Checks the argument `on_timeout` of a loader.
+@dataclass
+class _Mark:
+    """A moment without progress of a process, how long it had worked by then, in seconds, and whether it works."""
+
+    pid: int
+    at: float
+    worked: float
+    works: bool
+
+
+def check_on_timeout(name: str, on_timeout: Any, timeout: float | None, patience: Any) -> None:
+    """Checks the arguments `on_timeout` and `patience` of a loader.
 
     Args:
         name: of the class.
         on_timeout: the argument.
         timeout: the seconds after which it matters; None or 0: never.
+        patience: the argument.
 
     Raises:
-        ValueError: it is unknown, or lacks a timeout.
+        ValueError: one is unknown, or lacks what it needs.
     """
     if on_timeout not in ("error", "restart"):
         raise ValueError(f"{name}: on_timeout must be 'error' or 'restart', but got {on_timeout!r}")
     if on_timeout == "restart" and not timeout:
         raise ValueError(
             f"{name}: on_timeout='restart' needs a timeout: after how many seconds without an item a worker hangs"
+        )
+    if patience is None:
+        return
+    if on_timeout != "restart":
+        raise ValueError(f"{name}: patience needs on_timeout='restart'; else timeout is the limit for all workers")
+    if not isinstance(patience, (int, float)) or not (timeout or 0) <= patience < math.inf:
+        raise ValueError(
+            f"{name}: patience must be None or a number of seconds, at least timeout={timeout:g}, but got {patience!r}"
         )
 
 
@@ -96,14 +128,25 @@ class Hangs:
         board: has their counters.
         first_page: the page of the first of them.
         seconds: the timeout.
+        patience: the seconds for one that works; None for the timeout.
         in_order: whether main waits for one worker in particular.
     """
 
-    def __init__(self, members: Members, board: Any, first_page: int, seconds: float, in_order: bool = True) -> None:
+    def __init__(
+        self,
+        members: Members,
+        board: Any,
+        first_page: int,
+        seconds: float,
+        patience: float | None = None,
+        in_order: bool = True,
+    ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeout.
-        self.seconds = seconds
+        #: The timeout, and the longest time for one that works.
+        self.seconds, self.most = seconds, max(seconds, patience or 0.0)
+        #: By child, what its work is measured from.
+        self._marks: dict[int, _Mark] = {}
         #: By worker that is waited for.
         self._seen: dict[int, _Seen] = {}
         #: By process number.
@@ -115,13 +158,13 @@ class Hangs:
         """What is known of a process that has ended because it hung; None if it has not."""
         return self._hung.get(process.pid or 0)
 
-    def look(self, peer: int | None, waited: float, patience: float) -> bool:
+    def look(self, peer: int | None, waited: float, limit: float) -> bool:
         """Called again and again while main waits for an item: ends whoever hangs.
 
         Args:
             peer: the worker that is waited for.
             waited: for how long, in seconds.
-            patience: after how many seconds without progress a process hangs.
+            limit: after how many seconds without progress a process hangs: the timeout, or some times that.
 
         Returns:
             Whether a process was ended.
@@ -137,19 +180,25 @@ class Hangs:
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
-            if waited - since >= self._patience(fault, pages.get(fault), patience):
+            if self._is_over(fault, pages.get(fault), waited - since, limit):
                 ended |= self._end(fault, pages.get(fault), waited - since)
         return ended
 
-    def patience_with(self, child: int) -> float:
-        """Seconds that a child may take to obey a command."""
+    def end_if_over(self, child: int, waited: float) -> bool:
+        """Called again and again while main waits for a child otherwise: ends it if that is too long; whether it is."""
+        if waited < self.seconds:
+            self._works(child, waited)
+            return False
         pages = {page["page"] - self._first_page: page for page in self._board.read()}
-        return self._patience(child, pages.get(child), self.seconds)
+        is_over = self._is_over(child, pages.get(child), waited, self.seconds)
+        if is_over:
+            self._end(child, pages.get(child), waited)
+        return is_over
 
-    def end(self, child: int, waited: float) -> bool:
-        """Ends a child that main waits for otherwise; returns whether it lived."""
+    def end(self, child: int, waited: float) -> None:
+        """Ends a child that main has waited for otherwise for too long."""
         pages = {page["page"] - self._first_page: page for page in self._board.read()}
-        return self._end(child, pages.get(child), waited)
+        self._end(child, pages.get(child), waited)
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
         peer = peer or 0
@@ -187,10 +236,41 @@ class Hangs:
 
         return is_stopped(self._members.processes[child].pid or 0)
 
-    def _patience(self, child: int, page: Any, patience: float) -> float:
-        """The patience with a child: more while it comes to its first item, unless it is stopped."""
+    def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
+        """Whether a child that has made no progress for so long hangs."""
         begins = page is None or not self._is_at(page, child) or not _runs(page)
-        return max(patience, STARTING) if begins and not self._is_stopped(child) else patience
+        works = self._works(child, still)
+        if still < limit or self._is_stopped(child):
+            return still >= limit
+        most = limit * self.most / self.seconds if works else limit
+        return still >= (max(most, STARTING) if begins else most)  # it imports the program, or loads a state
+
+    def _works(self, child: int, still: float) -> bool:
+        """Whether a child works, by what it did since its last mark: a new one is set each half timeout if it does.
+
+        Without a patience nobody asks.
+        """
+        from torchdata._observe.stats.processor import working_time
+
+        if self.most == self.seconds:
+            return False
+        pid = self._members.processes[child].pid or 0
+        mark = self._marks.get(child)
+        is_new = mark is None or mark.pid != pid or still < mark.at
+        if mark is not None and not is_new and still - mark.at < self.seconds / 2:
+            return mark.works
+        worked = working_time(pid)
+        if worked is None:
+            return False
+        if mark is None or is_new:
+            works = True  # until it is known
+        else:  # threads that have ended have worked
+            works = worked < mark.worked or worked - mark.worked >= WORKING * (still - mark.at)
+        if works or mark is None:
+            self._marks[child] = _Mark(pid, still, worked, works)
+        else:
+            mark.works = False
+        return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:
         """Reports where a process stands, and kills it."""
@@ -209,8 +289,11 @@ class Hangs:
             where, stack = where_it_stands(pid, number, descriptor, wakes=stopped)
             pipe = pipe_at_work(page) if is_here else None
             runs = f", in {pipe}" if pipe else ""
-            how = f"made nothing for {duration(waited)}, {where}{runs}, and was killed for it (`timeout`)"
-            self._hung[pid] = Hung(how, stack, is_told=stopped)
+            mark = self._marks.get(child)
+            works = not stopped and mark is not None and mark.pid == pid and mark.works
+            made, limit = ("worked, but made", "patience") if works else ("made", "timeout")
+            how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
+            self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
         if stopped:  # it went on to tell where it stands, and may have done its part: then nobody notices its death
             warnings.warn(f"{process.name} (pid {pid}) {how}\n{stack}", RuntimeWarning, stacklevel=3)

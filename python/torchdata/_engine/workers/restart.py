@@ -197,7 +197,7 @@ class Restarts:
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_died(process)
-        return f"{process.called} {hung.how}", "raise the timeout if it was slow, and not stuck"
+        return f"{process.called} {hung.how}", f"raise the {hung.limit} if it was slow, and not stuck"
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]

@@ -17,6 +17,7 @@ from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.declaring import fields_summed
 from torchdata._observe.stats.labels import Flag
 from torchdata._observe.stats.model import LoaderStats, Page, PipeStats, ProcessStats, Reading, SlowItem
+from torchdata._observe.stats.processor import processor_times
 from torchdata._redacting import printable
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     change, read = board.read_change(), board.read()  # a change in between is for the next reading
     pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page["pid"]))
-    cpu = {index: _cpu(pages[index]["pid"]) for index in alive}
+    cpu = {index: processor_times(pages[index]["pid"]) for index in alive}
     if change is not None:
         change = change[0], _as_seen_here(change[1], numbers)
     return Reading(time.monotonic_ns(), board.full, pages, cpu, alive, those_before(change, pages, board.full))
@@ -82,21 +83,6 @@ def _is_alive(pid: int) -> bool:
         return not os.path.isdir("/proc/self")
     except (OSError, IndexError):
         return False
-
-
-def _cpu(pid: int) -> tuple[float, float, float] | None:
-    """Seconds that the threads of a process ran, that they were ready to and did not, and that it has lived."""
-    ran = waited = 0
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                numbers = file.read().split()
-            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
-        with open(f"/proc/{pid}/stat") as file:
-            began = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return None
-    return ran * _NS, waited * _NS, time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:

@@ -91,6 +91,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_timeout: what is done when an item has not come for `timeout` seconds: "error" raises TimeoutError; "restart"
             kills the process that hangs, and puts another one in its place, as `on_worker_exit="restart"` does. By
             itself it does not do that for processes that die otherwise.
+        patience: with `on_timeout="restart"`, the seconds that a process has which works: its threads have run, or have
+            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
 
     A worker that dies raises `torchdata.dataloader2.error.WorkerExitedError` within a second, once what it had sent was
     delivered. An exception in a worker is raised in the main process with its own type and the original traceback.
@@ -104,8 +106,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     `on_timeout="restart"` does the same for processes that hang, and its warning brings their Python stacks. A process
     hangs if for `timeout` seconds main has waited for it and no pipe in it has yielded anything. So a filter that
     passes nothing on is slow, and so is the repetition of items after a restart, but an item for which one pipe takes
-    that long is a hang, even if it uses the processor. For each process that was killed at an item the next one has
-    twice as long there, and each has a minute at least while it starts.
+    that long is a hang, even if it uses the processor, unless `patience` gives it more time. For each process that was
+    killed at an item the next one has twice as long there, and each has a minute at least while it starts.
     """
 
     #: Whether the time of each pipe is taken; the loader says so before the workers start.
@@ -125,6 +127,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         timeout: float | None = None,
         on_worker_exit: str = "error",
         on_timeout: str = "error",
+        patience: float | None = None,
     ) -> None:
         if num_workers != "auto":
             check_int(_NAME, "num_workers", num_workers, least=0)
@@ -161,8 +164,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(f"on_worker_exit must be 'error' or 'restart', not {on_worker_exit!r}")
         self.on_worker_exit = on_worker_exit
-        check_on_timeout(_NAME, on_timeout, timeout)
-        self.on_timeout = on_timeout
+        check_on_timeout(_NAME, on_timeout, timeout, patience)
+        self.on_timeout, self.patience = on_timeout, patience
         self._shifts: Shifts | None = None  # the processes, once initialised
         self._steering: Steering | None = None
         self._begins_with = AUTO_BEGINS_WITH
@@ -274,7 +277,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             in_order=self.in_order,
             timeout=self.timeout,
             full_stats=self._full_stats,
-            survived=Survived(self.on_worker_exit == "restart", self.timeout if self.on_timeout == "restart" else None),
+            survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
         )
         number, changes, most = self.num_workers, 0, 0
         if self._steering is not None and self._steering.workers:

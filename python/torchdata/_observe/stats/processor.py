@@ -1,0 +1,62 @@
+"""The processor time of a process, as the system tells it.
+
+Role: in whichever process looks, at another one that it may look at.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+__all__ = ["processor_times", "working_time"]
+
+_NS = 1e-9
+
+
+def processor_times(pid: int) -> tuple[float, float, float] | None:
+    """Seconds that the threads of a process ran, that they were ready to and did not, and that it has lived."""
+    ran = waited = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                numbers = file.read().split()
+            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+        began = _fields(pid)[19] / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+    return ran * _NS, waited * _NS, time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+
+def working_time(pid: int) -> float | None:
+    """Seconds that a process ran, and that its threads were ready to, where the system knows; None for no such process.
+
+    They are less than before if a thread has ended, and its share is not known any more.
+    """
+    times = processor_times(pid)
+    if times is not None:
+        return times[0] + times[1]
+    try:
+        fields = _fields(pid)
+        return (fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None if os.path.isdir("/proc/self") else _as_ps_says(pid)
+
+
+def _fields(pid: int) -> list[int]:
+    """The numbers of `/proc/PID/stat` behind the name, as in proc_pid_stat(5); the state, a letter, is 0."""
+    with open(f"/proc/{pid}/stat") as file:
+        return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
+
+
+def _as_ps_says(pid: int) -> float | None:
+    """Seconds that a process ran, where there is no `/proc`."""
+    try:
+        said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
+        days, _, clock = said.strip().rpartition("-")
+        seconds = 86_400.0 * int(days or 0)
+        for place, part in enumerate(reversed(clock.split(":"))):
+            seconds += float(part) * 60**place
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return seconds

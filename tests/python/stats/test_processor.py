@@ -1,0 +1,61 @@
+"""The processor time of a process, as the system tells it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchdata._observe.stats import processor
+
+
+def compute(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def without_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "processor_times", lambda _pid: None)
+
+
+@pytest.mark.parametrize("sandboxed", [False, True])
+def test_the_time_grows_by_what_was_computed(sandboxed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sandboxed:
+        without_schedstat(monkeypatch)
+    before = processor.working_time(os.getpid())
+    compute(0.1)
+    after = processor.working_time(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before > 0.05
+
+
+def test_a_process_that_is_gone_has_none() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert processor.working_time(process.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("00:01:30\n", 90.0), ("  0:01.50\n", 1.5), ("1-02:03:04\n", 93_784.0), ("", None), ("no such process", None)],
+)
+def test_without_proc_ps_tells_it(monkeypatch: pytest.MonkeyPatch, said: str, seconds: float | None) -> None:
+    def run(command: list[str], **_options: Any) -> SimpleNamespace:
+        assert command == ["ps", "-o", "time=", "-p", "17"]
+        return SimpleNamespace(stdout=said)
+
+    def nothing(_pid: int) -> list[int]:
+        raise FileNotFoundError
+
+    without_schedstat(monkeypatch)
+    monkeypatch.setattr(processor, "_fields", nothing)
+    monkeypatch.setattr(processor.os.path, "isdir", lambda _path: False)
+    monkeypatch.setattr(processor.subprocess, "run", run)
+    assert processor.working_time(17) == seconds

@@ -1,0 +1,165 @@
+"""Processes that hang at random items, in random ways, and are replaced: it must not show in what a loader gives.
+
+    python -m random_hangs --seconds 600 --seed 1 --start-methods fork,spawn,forkserver     # in tests/python/support
+
+A program is a graph, a `StatefulDataLoader` or a node, read up to some item, and by another loader from the state
+there. In each of the two, processes hang at some items.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from driving import drive, parser_of
+from hanging import WAYS, Hanging
+from leftovers import children
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+#: Seconds after which a process hangs. A busy machine may take another one for it: that must not show either.
+SOON = 0.3
+#: Times these that one has which works.
+PATIENCE = 3.0
+#: Hangs at one item; one more would be an error.
+MOST_AT_ONE = 2
+
+
+class Work:
+    """Squares numbers, and hangs at some: a function and a data set.
+
+    Args:
+        hangs: by number, how.
+        length: of the data set.
+    """
+
+    def __init__(self, hangs: dict[int, Hanging], length: int) -> None:
+        self.hangs, self.length = hangs, length
+
+    def __call__(self, number: int) -> int:
+        if number in self.hangs:
+            self.hangs[number]()
+        return number * number
+
+    __getitem__ = __call__
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Plan:
+    """All that a seed stands for."""
+
+    def __init__(self, seed: int, methods: tuple[str, ...]) -> None:
+        dice = random.Random(f"hangs {seed}")
+        self.seed, self.method = seed, dice.choice(methods)
+        self.family = dice.choice(["graph", "graph", "graph", "map", "node"])
+        self.workers, self.items = dice.randint(1, 4), dice.choice([12, 30, 80])
+        self.dispatch = dice.choice(["", "before", "behind"]) if self.family == "graph" else ""
+        self.in_order, self.stop_at = dice.random() < 0.8, dice.randrange(1, self.items)
+        self.batch, self.ahead = dice.choice([1, 1, 3]), dice.choice([1, 2, 10])
+        self.patience = dice.choice([None, PATIENCE])
+        self.also_deaths = dice.random() < 0.5
+        batches = dice.sample(range(self.items // self.batch), min(self.items // self.batch, dice.randint(1, 10)))
+        #: By item, how and in how many processes: at one item of a batch, as the third time there is an error.
+        self.places = {
+            place * self.batch: (dice.choice(list(WAYS)), dice.choice([1, 1, 1, 1, MOST_AT_ONE]))
+            for place in sorted(batches)
+        }
+        if any(way == "stop" for way, _ in self.places.values()):
+            # It is woken to tell where it stands, and may have come to the next place when it is killed.
+            self.places = {place: (way, 1) for place, (way, _) in self.places.items()}
+        self.cadence: tuple[float, float] | None = None
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in vars(self).items())
+
+    def loader(self, folder: Path, first: int = 0) -> Any:
+        """A loader in which processes hang.
+
+        Args:
+            folder: where they tell each other.
+            first: the item with which it goes on. It makes those before it again, and has come no further if processes
+                hang there: then the third hang is an error.
+        """
+        places = [at for at in self.places if at >= first]
+        if first and not self.in_order:
+            places = places[: MOST_AT_ONE - 1]
+        hangs = {at: Hanging(self.places[at][0], folder, self.places[at][1], f"_{first}_{at}_") for at in places}
+        work = Work(hangs, self.items)
+        options: dict[str, Any] = {"on_worker_exit": "restart" if self.also_deaths else "error"}
+        options |= {"timeout": SOON, "on_timeout": "restart", "in_order": self.in_order}
+        options |= {"patience": None if self.patience is None else self.patience * SOON}
+        options["multiprocessing_context"] = self.method
+        if self.family == "node":
+            node = ParallelMapper(Node(range(self.items)), work, self.workers, method="process", **options)
+            return Loader(node)
+        if self.family == "map":
+            return StatefulDataLoader(
+                work, self.batch, num_workers=self.workers, collate_fn=list, prefetch_factor=self.ahead, **options
+            )
+        pipe: Any = IterableWrapper(range(self.items))
+        pipe = pipe.map(work) if self.dispatch == "before" else pipe
+        multi = SHARDING_PRIORITIES.MULTIPROCESSING
+        pipe = pipe.sharding_round_robin_dispatch(multi) if self.dispatch else pipe.sharding_filter()
+        pipe = pipe if self.dispatch == "before" else pipe.map(work)
+        options |= {"worker_prefetch_cnt": self.ahead, "main_prefetch_cnt": self.ahead}
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(self.workers, **options))
+
+
+def _end(loader: Any) -> None:
+    if isinstance(loader, Loader):
+        loader.root.shutdown()  # type: ignore[attr-defined]
+    elif isinstance(loader, DataLoader2):
+        loader.shutdown()
+
+
+def check(plan: Plan) -> int:
+    """Runs a program; returns how many processes hung.
+
+    Raises:
+        AssertionError: the hangs show.
+    """
+    before = set(children())
+    with tempfile.TemporaryDirectory(prefix="random_hangs") as name:
+        folder = Path(name)
+        loader = plan.loader(folder)
+        try:
+            iterator = iter(loader)
+            units = list(islice(iterator, plan.stop_at // (plan.batch if plan.family == "map" else 1)))
+            state = loader.state_dict()
+        finally:
+            _end(loader)
+            iterator = loader = None
+        loader = plan.loader(folder, plan.stop_at)
+        try:
+            loader.load_state_dict(state)
+            units += list(loader)
+            again = list(loader)
+        finally:
+            _end(loader)
+            loader = None
+        hung = len(list(folder.glob("hung*")))
+    expected = [number * number for number in range(plan.items)]
+    for got in (units, again):
+        flat = [number for unit in got for number in unit] if plan.family == "map" else got
+        assert (flat if plan.in_order else sorted(flat)) == expected, f"{flat} in place of {expected}"
+    assert not set(children()) - before, f"processes were left behind: {set(children()) - before}"
+    return hung
+
+
+def main() -> int:
+    options = parser_of(__doc__).parse_args()
+    methods = tuple(options.start_methods.split(","))
+    return drive(options, lambda seed: Plan(seed, methods), check, "hangs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
