@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 import torchdata
 from http_server import Server, running
+from huge_pages import use_huge_pages
 from loopback import Loopback
 
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
@@ -103,10 +104,15 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> None:
-    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect."""
+def _small_heap(request: pytest.FixtureRequest) -> None:
+    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect.
+
+    Where a file has tests that fork, it is put into huge pages, too.
+    """
     gc.collect()
     gc.freeze()
+    if not is_unit(request.path):
+        use_huge_pages()
 
 
 @pytest.fixture(autouse=True)
