@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata._redacting import redacted
 
@@ -23,16 +23,23 @@ __all__ = [
     "came_from",
     "fold",
     "is_users",
+    "key_named",
+    "key_of",
     "level_outside",
     "make_printable",
+    "name_item",
     "name_of",
     "notes_of",
     "remember",
     "represented",
 ]
 
+_Error = TypeVar("_Error", bound=BaseException)
+
 #: The attribute of an exception that came from another process: that process, in words.
 RAISED_IN = "_torchdata_raised_in"
+#: The attribute of an exception that says at which item it was raised.
+_KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
 _DEMO = os.path.join(PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
@@ -78,6 +85,28 @@ def add_note(error: BaseException, note: str) -> None:
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
+
+
+def name_item(error: _Error, item: Any) -> _Error:
+    """Notes at which item an exception was raised, by its key or path; returns it. Whoever is nearest comes first."""
+    key = key_of(item)
+    if key is not None:
+        attributes_of(error).setdefault(_KEY, key)
+    return error
+
+
+def key_named(error: BaseException) -> str | None:
+    """The key or path that was noted; None if none was."""
+    return attributes_of(error).get(_KEY)
+
+
+def key_of(item: Any) -> str | None:
+    """The key or path of an item that is one, begins with one, or has a `__key__`; None for others."""
+    if isinstance(item, dict):
+        item = item.get("__key__")
+    elif isinstance(item, (tuple, list)) and item:
+        item = item[0]
+    return redacted(str(item)) if isinstance(item, (str, int, os.PathLike)) else None
 
 
 def make_printable(error: BaseException) -> None:

@@ -165,14 +165,15 @@ def compute(seconds):
         pass
 
 
-def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience():
+@pytest.mark.parametrize(("dispatched", "in_order"), [("", True), ("before", True), ("before", False)])
+def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience(dispatched, in_order):
     def slow(item):
         compute(4 * SOON if item == 13 else 0)
         return item
 
-    with hanging(slow, patience=1e6) as loader, warnings.catch_warnings():
+    with hanging(slow, dispatched, patience=1e6, in_order=in_order) as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(loader) == list(range(40))
+        assert sorted(loader) == list(range(40))
         assert loader.stats().restarts == 0
 
 

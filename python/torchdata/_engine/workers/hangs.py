@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,10 +85,19 @@ class _Seen:
 
 @dataclass
 class _Mark:
-    """A moment without progress of a process, how long it had worked by then, in seconds, and whether it works."""
+    """A moment of a process, since which its work is measured.
+
+    Args:
+        pid: its number.
+        at: the moment.
+        looked: when somebody has looked last.
+        worked: for how many seconds it had worked by then.
+        works: whether it works, by what it did before.
+    """
 
     pid: int
     at: float
+    looked: float
     worked: float
     works: bool
 
@@ -187,7 +197,7 @@ class Hangs:
     def end_if_over(self, child: int, waited: float) -> bool:
         """Called again and again while main waits for a child otherwise: ends it if that is too long; whether it is."""
         if waited < self.seconds:
-            self._works(child, waited)
+            self._works(child)
             return False
         pages = {page["page"] - self._first_page: page for page in self._board.read()}
         is_over = self._is_over(child, pages.get(child), waited, self.seconds)
@@ -239,14 +249,14 @@ class Hangs:
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
         """Whether a child that has made no progress for so long hangs."""
         begins = page is None or not self._is_at(page, child) or not _runs(page)
-        works = self._works(child, still)
+        works = self._works(child)
         if still < limit or self._is_stopped(child):
             return still >= limit
         most = limit * self.most / self.seconds if works else limit
         return still >= (max(most, STARTING) if begins else most)  # it imports the program, or loads a state
 
-    def _works(self, child: int, still: float) -> bool:
-        """Whether a child works, by what it did since its last mark: a new one is set each half timeout if it does.
+    def _works(self, child: int) -> bool:
+        """Whether a child works, by what it did in the last half timeout that was looked at; it does until it is known.
 
         Without a patience nobody asks.
         """
@@ -254,22 +264,18 @@ class Hangs:
 
         if self.most == self.seconds:
             return False
-        pid = self._members.processes[child].pid or 0
-        mark = self._marks.get(child)
-        is_new = mark is None or mark.pid != pid or still < mark.at
-        if mark is not None and not is_new and still - mark.at < self.seconds / 2:
+        now, pid, mark = time.monotonic(), self._members.processes[child].pid or 0, self._marks.get(child)
+        if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
+            mark = None  # another process, or another wait
+        if mark is not None and now - mark.at < self.seconds / 2:
+            mark.looked = now
             return mark.works
         worked = working_time(pid)
         if worked is None:
             return False
-        if mark is None or is_new:
-            works = True  # until it is known
-        else:  # threads that have ended have worked
-            works = worked < mark.worked or worked - mark.worked >= WORKING * (still - mark.at)
-        if works or mark is None:
-            self._marks[child] = _Mark(pid, still, worked, works)
-        else:
-            mark.works = False
+        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # threads may have ended
+        works = mark is None or grown >= WORKING * (now - mark.at)
+        self._marks[child] = _Mark(pid, now, now, worked, works)
         return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:

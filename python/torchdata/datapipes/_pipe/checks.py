@@ -17,6 +17,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from torchdata._redacting import redact_error, shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -325,6 +326,7 @@ def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
     except Exception as error:
         redact_error(error)
         error.add_note(f"{type(pipe).__name__} cannot {action} {shown(path)}.")
+        name_item(error, path)
         raise
 
 

@@ -23,11 +23,19 @@ from itertools import chain
 from typing import Any
 
 from torchdata._native import FilterIterator
-from torchdata._redacting import redacted
-from torchdata._reporting import PACKAGE, add_note, attributes_of, level_outside, name_of, notes_of
-from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
-from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
+from torchdata._reporting import (
+    PACKAGE,
+    add_note,
+    attributes_of,
+    key_named,
+    key_of,
+    level_outside,
+    name_of,
+    notes_of,
+)
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
 
 __all__ = [
     "FEWEST",
@@ -283,7 +291,9 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """The key or path of the item, as far as the function's first argument has one; None if it has none."""
+    """The key or path of the item, as our reader has noted it, or else of the first argument of the function."""
+    if (named := key_named(error)) is not None:
+        return named
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next
@@ -291,12 +301,7 @@ def _key_of(error: BaseException) -> str | None:
         return None
     code, known = frames.tb_frame.f_code, frames.tb_frame.f_locals
     names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
-    item = known.get(names[0]) if names else None
-    if isinstance(item, dict):
-        item = item.get("__key__")
-    elif isinstance(item, (tuple, list)) and item:
-        item = item[0]
-    return redacted(str(item)) if isinstance(item, (str, int)) else None
+    return key_of(known.get(names[0])) if names else None
 
 
 def skipper_of(graph: Graph) -> Any:

@@ -19,6 +19,7 @@ from pathlib import PurePath
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -136,11 +137,12 @@ class _Recipe:
 
     def explained(self, error: Exception) -> Exception:
         """The error to raise for `error`: one of the same type that names pipe and path."""
+        name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):
             refusal = OSError(f"will not read {what}: {error}")
             refusal.__suppress_context__ = True
-            return refusal
+            return name_item(refusal, self.path)
         if not is_damage(error):
             error.add_note(f"This happened while reading {what}.")
             return error

@@ -16,6 +16,7 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -24,6 +25,8 @@ from torchdata.datapipes.iter.archives.archive import (
     IndexedLoader,
     bare,
     explained,
+    folder_of,
+    path_in,
     refuse_bomb,
     seekable,
 )
@@ -61,7 +64,8 @@ class _RarArchive(IndexedArchive):
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return _explained(f"{name!r} of {shown(self.path)} in RarArchiveLoader", error)
+        told = _explained(f"{name!r} of {shown(self.path)} in RarArchiveLoader", error)
+        return name_item(told, path_in(folder_of(self.path), name))
 
     def entries(self) -> list[Any]:
         """The directory."""

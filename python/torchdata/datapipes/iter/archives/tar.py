@@ -19,6 +19,7 @@ from typing import Any
 
 from torchdata import _native
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -364,7 +365,8 @@ class _TarArchive(Archive):
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return explained(tarfile.ReadError, f"{name!r} of {shown(self.path)} in TarArchiveLoader", error)
+        told = explained(tarfile.ReadError, f"{name!r} of {shown(self.path)} in TarArchiveLoader", error)
+        return name_item(told, path_in(folder_of(self.path), name))
 
     def open_entry(self, offset: int) -> Any:
         """Opens the sparse member whose header stands at `offset`."""

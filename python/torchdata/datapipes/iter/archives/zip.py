@@ -13,6 +13,7 @@ import zipfile
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     Entry,
@@ -20,6 +21,8 @@ from torchdata.datapipes.iter.archives.archive import (
     IndexedLoader,
     bare,
     explained,
+    folder_of,
+    path_in,
     refuse_bomb,
     seekable,
 )
@@ -47,7 +50,8 @@ class _ZipArchive(IndexedArchive):
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return explained(zipfile.BadZipFile, f"{name!r} of {shown(self.path)} in ZipArchiveLoader", error)
+        told = explained(zipfile.BadZipFile, f"{name!r} of {shown(self.path)} in ZipArchiveLoader", error)
+        return name_item(told, path_in(folder_of(self.path), name))
 
     def entries(self) -> list[Any]:
         """The directory."""

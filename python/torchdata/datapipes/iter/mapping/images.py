@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_input_col,
@@ -157,6 +158,7 @@ def _explained(call: Callable[[Any], Any], item: Any) -> Any:
     try:
         return call(item)
     except Exception as error:
+        name_item(error, item)
         path = item[0] if isinstance(item, tuple) and item else item
         if isinstance(path, str):
             error.add_note(f"ImageDecoder was decoding {shown(path)}.")

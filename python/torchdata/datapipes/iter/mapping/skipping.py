@@ -42,8 +42,9 @@ class OnError(IterDataPipe[T_co]):
         limit: how many items may be skipped in an epoch, in each process; a float is a share of the items of each pipe,
             judged from its 100th item on and at the end. More are an error with a table. None: any number.
         log: a file to which each process appends a line of JSON for each skipped item: `pipe`, the number of the `item`
-            there, the `key` or path (if the function's first argument is one or begins with one, or has a `__key__`),
-            `error`, `message` and `notes`. None: no file.
+            there, the `key` or path (that of the file, URL or member which a reader of this package was at; else the
+            function's first argument, if it is one, begins with one, or has a `__key__`), `error`, `message` and
+            `notes`. None: no file.
 
     Raises:
         ValueError: `how` is another word, or `limit` negative or a share over 1.

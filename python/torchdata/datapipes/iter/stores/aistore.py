@@ -15,6 +15,7 @@ from typing import Any
 
 from torchdata._optional import optional_import, require
 from torchdata._redacting import redact_error, redacted, shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -215,6 +216,7 @@ class _AISRecipe:
             redact_error(error)
             where = redacted(self.cluster.endpoint)
             error.add_note(f"{self.cluster.pipe} cannot read {shown(self.url)} from the cluster at {where}.")
+            name_item(error, self.url)
             raise
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from zlib import crc32
 
 from torchdata._redacting import redact_error
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.arrow_opening import arrow_source
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
@@ -184,7 +185,9 @@ class ArrowReader(IterDataPipe[Any]):
                     yield frame
                     del frame
         except Exception as error:
-            raise self._explained(error, str(self._name)) from error
+            explained = self._explained(error, str(self._name))
+            name_item(explained, self._name)
+            raise explained from error
 
     def _explained(self, error: Exception, name: str) -> Exception:
         redact_error(error)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_callable, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -92,6 +93,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             return path, self.decoder(pair)[path]
         except Exception as error:
             error.add_note(f"RoutedDecoder was decoding {shown(path)}.")
+            name_item(error, path)
             raise
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import level_outside
+from torchdata._reporting import level_outside, name_item
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -148,6 +148,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
                         subdirectories.append(entry.path)
         except OSError as error:
             error.add_note(f"FileLister cannot list {shown(directory)}: check the root that it was given.")
+            name_item(error, directory)
             raise
         if not self.non_deterministic:
             files.sort()
@@ -208,6 +209,7 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
             file_obj = recipe.open()
         except OSError as error:
             error.add_note(f"FileOpener cannot open {shown(path)}.")
+            name_item(error, path)
             raise
         return path, StreamWrapper(file_obj, recipe=recipe)
 

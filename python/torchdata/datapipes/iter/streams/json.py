@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -57,15 +58,22 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         return map(self._parse, self.source_datapipe)
 
     def _parse(self, pair: Any) -> tuple[str, Any]:
+        path, stream = pair_of(pair, self)
+        try:
+            return path, self._parsed(path, stream)
+        except Exception as error:
+            name_item(error, path)
+            raise
+
+    def _parsed(self, path: str, stream: Any) -> Any:
         import json
 
-        path, stream = pair_of(pair, self)
         try:
             try:
                 text = stream.read()
             finally:
                 stream.close()
-            return path, json.loads(text, **self.kwargs)
+            return json.loads(text, **self.kwargs)
         except json.JSONDecodeError as error:
             message = f"JsonParser cannot parse {shown(path)}: {error.msg}"
             raise json.JSONDecodeError(message, error.doc, error.pos) from error

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -120,6 +121,7 @@ class HoldsStream(IterDataPipe[T_co]):
             if not isinstance(error, Exception):
                 raise
             explained = self._explained(error, path)
+            name_item(explained, path)
             if not hasattr(explained, "__notes__"):
                 explained.add_note(f"{type(self).__name__} was reading {shown(path)}.")
             try:

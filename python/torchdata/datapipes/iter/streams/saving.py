@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_callable, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -96,6 +97,7 @@ class Saver(IterDataPipe[str]):
             _write(os.fspath(path), self.mode, data)
         except Exception as error:
             error.add_note(f"Saver was writing {shown(path)} in mode {self.mode!r}.")
+            name_item(error, path)
             raise
         return path  # type: ignore[return-value]
 
@@ -176,6 +178,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
             self._check(path, data)
         except BaseException as error:
             close_dropped(data)
+            name_item(error, path)
             if isinstance(error, Exception) and not isinstance(error, RuntimeError):
                 error.add_note(f"HashChecker was reading {shown(path)}.")
             raise

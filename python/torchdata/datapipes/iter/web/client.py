@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, redacted, shown
+from torchdata._reporting import name_item
 
 __all__ = ["DEFAULT_TIMEOUT", "Client", "Connections"]
 
@@ -157,6 +158,7 @@ class Client:
                 raise
         except Exception as error:
             self.explain(error, f"cannot open {shown(named)}")
+            name_item(error, named)
             raise
         connections.used = True
         return response

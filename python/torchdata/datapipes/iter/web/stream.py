@@ -12,6 +12,7 @@ import io
 from typing import Any, NamedTuple
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -227,6 +228,7 @@ class _Body(io.RawIOBase):
             return b""
         except HTTPError as error:
             self.recipe.client.explain(error, f"was reading {shown(self.name)} from byte {self.position} on")
+            name_item(error, self.name)
             raise
 
     def close(self) -> None:

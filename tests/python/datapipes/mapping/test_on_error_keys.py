@@ -1,0 +1,130 @@
+"""The log of `on_error` names the file, the member or the key at which one of our readers has failed."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.images import decode
+
+pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
+
+IMAGE = b"P6 2 2 255 " + bytes(12)
+
+
+def lines_of(pipe: Any, log: Any) -> list[dict[str, Any]]:
+    """What the log has once a pipe was read whole."""
+    list(pipe.on_error("skip", log=log))
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def tar_of(path: Any, cut: int | None = None) -> str:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in ("one", "two", "three"):
+            info = tarfile.TarInfo(name)
+            info.size = 2000
+            tar.addfile(info, io.BytesIO(bytes(2000)))
+    path.write_bytes(file.getvalue()[:cut])
+    return str(path)
+
+
+def content(pair: Any) -> bytes:
+    return pair[1].read()
+
+
+def test_an_image_is_named_by_its_path_or_key(tmp_path):
+    broken, missing = tmp_path / "broken.jpg", str(tmp_path / "missing.jpg")
+    broken.write_bytes(b"\xff\xd8\xff\xe0 and no more")
+    pipes = {
+        "path": IterableWrapper([str(broken), missing]).decode_image(),
+        "stream": IterableWrapper([str(broken)]).open_files("b").decode_image(input_col=1),
+        "pair": IterableWrapper([("a", IMAGE), ("b", b"none")]).decode_image(input_col=1),
+        "sample": IterableWrapper([{"__key__": "k", "ppm": b"none"}]).decode_image(input_col="ppm"),
+        "bytes": IterableWrapper([b"none"]).decode_image(),
+        "function": IterableWrapper([str(broken)]).map(lambda path: decode(path)),
+    }
+    keys = {name: [line["key"] for line in lines_of(pipe, tmp_path / name)] for name, pipe in pipes.items()}
+    assert keys == {
+        "path": [str(broken), missing],
+        "stream": [str(broken)],
+        "pair": ["b"],
+        "sample": ["k"],
+        "bytes": [None],
+        "function": [str(broken)],
+    }
+
+
+def test_a_truncated_shard_is_named_and_the_member_at_which_it_ends(tmp_path):
+    whole, cut = tar_of(tmp_path / "whole.tar"), tar_of(tmp_path / "cut.tar", 3500)
+    members = IterableWrapper([whole, cut]).open_files("b").load_from_tar().map(content)
+    assert [line["key"] for line in lines_of(members, tmp_path / "log")] == [f"{cut}/two", cut]
+    by_reader = IterableWrapper([cut]).open_files("b").load_from_tar().read_from_stream()
+    assert lines_of(by_reader, tmp_path / "other")[0]["key"].startswith(cut)
+
+
+def test_other_archives_are_named_too(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("member", b"content" * 100)
+    bytes_ = bytearray(path.read_bytes())
+    bytes_[60] ^= 255
+    path.write_bytes(bytes_)
+    pipe = IterableWrapper([str(path)]).open_files("b").load_from_zip().map(content)
+    assert [line["key"] for line in lines_of(pipe, tmp_path / "zip")] == [f"{path}/member"]
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(b"no gzip")
+    pipe = IterableWrapper([str(packed)]).open_files("b").decompress("gzip").readlines()
+    assert [line["key"] for line in lines_of(pipe, tmp_path / "gzip")] == [str(packed)]
+
+
+def test_a_row_that_does_not_parse_is_named_by_its_file_and_line(tmp_path):
+    rows, text, value = tmp_path / "rows.csv", tmp_path / "text", tmp_path / "value.json"
+    rows.write_text('a,b\n1,2\n"3,4\n')
+    text.write_bytes(b"ok\n\xff\n")
+    value.write_text("[1,\n2,\noops")
+    pipes = [
+        (IterableWrapper([str(rows)]).open_files("r").parse_csv(strict=True), rows, "line 3"),
+        (IterableWrapper([str(rows)]).open_files("r").parse_csv_as_dict(strict=True), rows, "line 3"),
+        (IterableWrapper([str(text)]).open_files("r", encoding="utf-8").readlines(), text, "after line"),
+        (IterableWrapper([str(value)]).open_files("r").parse_json_files(), value, "line 3"),
+    ]
+    for number, (pipe, path, place) in enumerate(pipes):
+        (line,) = lines_of(pipe, tmp_path / f"log{number}")
+        assert line["key"] == str(path)
+        assert place in line["message"]
+
+
+def test_tables_and_records_are_named(tmp_path):
+    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
+    for path in (good, bad):
+        parquet.write_table(pyarrow.table({"a": np.arange(50_000)}), path, compression="none", row_group_size=10_000)
+    damaged = bytearray(bad.read_bytes())
+    damaged[4:200] = bytes(196)
+    bad.write_bytes(damaged)
+    frames = IterableWrapper([str(good), str(bad)]).load_parquet_as_df()
+    assert [line["key"] for line in lines_of(frames, tmp_path / "frames")] == [str(bad)]
+    record = tmp_path / "a.tfrecord"
+    record.write_bytes(bytes([5, 0, 0, 0, 0, 0, 0, 0]) + b"abcdefgh")
+    records = IterableWrapper([str(record)]).open_files("b").load_from_tfrecord()
+    assert [line["key"] for line in lines_of(records, tmp_path / "records")] == [str(record)]
+
+
+def test_what_cannot_be_written_is_named_and_a_password_is_not(tmp_path):
+    target = str(tmp_path / "folder" / "a")
+    saved = IterableWrapper([(target, 5)]).save_to_disk(mode="wb")
+    assert [line["key"] for line in lines_of(saved, tmp_path / "saved")] == [target]
+    (line,) = lines_of(
+        IterableWrapper(["http://user:secret@127.0.0.1:9/a"]).read_from_http(timeout=2), tmp_path / "web"
+    )
+    assert "127.0.0.1:9/a" in line["key"]
+    assert "secret" not in str(line)
