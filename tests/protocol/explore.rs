@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 /// The state after a step, or what the step breaks.
 pub type After<State> = Result<State, String>;
@@ -87,8 +87,33 @@ impl Hasher for Fingerprint {
         self.add(number as u64);
     }
 
+    fn write_u128(&mut self, number: u128) {
+        self.add(number as u64);
+        self.add((number >> 64) as u64);
+    }
+
     fn write_isize(&mut self, number: isize) {
         self.add(number as u64);
+    }
+}
+
+/// Fingerprints as keys: their bits are as good as those of any hash.
+pub type ByFingerprint = BuildHasherDefault<Plain>;
+
+#[derive(Default)]
+pub struct Plain(u64);
+
+impl Hasher for Plain {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a fingerprint is a number");
+    }
+
+    fn write_u128(&mut self, number: u128) {
+        self.0 = number as u64;
     }
 }
 
@@ -99,7 +124,7 @@ impl Hasher for Fingerprint {
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
-    let mut known: HashMap<u128, u32> = HashMap::from([(fingerprint(&start), 0)]);
+    let mut known: HashMap<u128, u32, ByFingerprint> = [(fingerprint(&start), 0)].into_iter().collect();
     // By state: the state before it. And who comes before whom, for the way back from the ends.
     let mut before: Vec<u32> = vec![0];
     let mut edges: Vec<(u32, u32)> = Vec::new();
@@ -162,7 +187,7 @@ fn told<M: Model>(model: &M, before: &[u32], state: u32, what: &str, last: Optio
         way.push(before[way[way.len() - 1] as usize]);
     }
     let start = model.start();
-    let mut known: HashMap<u128, u32> = HashMap::from([(fingerprint(&start), 0)]);
+    let mut known: HashMap<u128, u32, ByFingerprint> = [(fingerprint(&start), 0)].into_iter().collect();
     let mut states = vec![start];
     let mut taken = vec![String::new()];
     let mut number = 0;

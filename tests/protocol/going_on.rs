@@ -1,6 +1,6 @@
 //! Main's places: what a state names at each moment, whether that is right, and going on from it.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Owners, Share, Snapshot};
 
@@ -27,7 +27,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
-    pub children: Vec<Arc<Resumption>>,
+    pub children: Vec<Rc<Resumption>>,
 }
 
 impl Place {
@@ -55,13 +55,13 @@ impl Place {
     }
 
     /// From where each child goes on, the dispatching process last.
-    pub fn resumptions(&self, setting: &Setting) -> Vec<Arc<Resumption>> {
+    pub fn resumptions(&self, setting: &Setting) -> Vec<Rc<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
         for (given, snapshot) in &self.workers {
             let sent = snapshot.as_ref().map(|one| one.sent).unwrap_or_default();
             let share = snapshot.as_ref().map_or(Share { pass: 1, account: Account::default() }, |one| one.share);
-            children.push(Arc::new(Resumption {
+            children.push(Rc::new(Resumption {
                 graph: snapshot.as_ref().map(|one| one.content),
                 starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
                 turn: 0,
@@ -78,7 +78,7 @@ impl Place {
                 2.. => (*account, ALL, None),
                 _ => (*account, share.account.items.saturating_sub(account.items), Some(share.account.checksum)),
             };
-            children.push(Arc::new(Resumption {
+            children.push(Rc::new(Resumption {
                 graph: self.dealt.as_ref().map(|dealt| dealt.content),
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
@@ -232,14 +232,14 @@ impl Setting {
     pub fn going_on_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.books, ago.into()) else { continue };
-            let going_on = Arc::new(GoingOn { children: place.resumptions(self), place });
+            let going_on = Rc::new(GoingOn { children: place.resumptions(self), place });
             let mut after = world.clone();
             after.resumes -= 1;
             let mut elsewhere = after.clone();
             elsewhere.replace_everything(self);
             for (name, mut after) in [("goes on from its state", after), ("goes on elsewhere", elsewhere)] {
                 after.delivered -= ago;
-                after.begin_epoch(self, Some(Arc::clone(&going_on)));
+                after.begin_epoch(self, Some(Rc::clone(&going_on)));
                 steps.push((Act::Main(name), Ok(after)));
             }
         }
@@ -261,11 +261,11 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 impl World {
     /// The books, and those that forget nothing.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
-        [&mut self.books, &mut self.all].into_iter().map(Arc::make_mut)
+        [&mut self.books, &mut self.all].into_iter().map(|books| &mut **books)
     }
 
     /// Begins an epoch, or goes on with it.
-    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Arc<GoingOn>>) {
+    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Rc<GoingOn>>) {
         self.number += 1;
         self.begin_calls(setting);
         self.begin_collecting(setting);
@@ -302,7 +302,7 @@ impl World {
 
     /// The command by which a child begins the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
-        let start = self.going_on.as_ref().map(|going_on| Arc::clone(&going_on.children[child]));
+        let start = self.going_on.as_ref().map(|going_on| Rc::clone(&going_on.children[child]));
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
@@ -331,8 +331,8 @@ impl World {
     /// New processes over new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
-        self.record = Record::default();
-        self.calls = Calls::new(setting.children());
+        self.record = Record::default().into();
+        self.calls = Calls::new(setting.children()).into();
         self.met.fill(None);
         self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));

@@ -1,7 +1,7 @@
 //! The memory of the loader in small: rings, words, and what the two ends of a link know.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::rc::Rc;
 
 use torchdata_core::protocol::{
     Account, Dealing, Dealt, Grant, Judgement, Owners, Permit, Receiving, Sending, Snapshot, Stream, Wish,
@@ -18,9 +18,9 @@ pub enum Kind {
     End,
     Error,
     /// A worker's snapshot.
-    Saved(Arc<Snapshot<Graph>>),
+    Saved(Rc<Snapshot<Graph>>),
     /// The dispatching process's, perhaps passed on by a worker.
-    Dealt(Arc<Dealt<Graph>>),
+    Dealt(Rc<Dealt<Graph>>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@
 //! nobody else knows what was on its way to the dead one. Items that main has received are drained first, and made
 //! again by count.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
@@ -136,7 +136,7 @@ impl World {
                 self.ends[index].begin(&mut self.out[index], stream, window);
             }
             self.told |= 1 << index;
-            let mut start = Arc::clone(&starts[index]);
+            let mut start = Rc::clone(&starts[index]);
             let (mut ahead, mut within) = (self.calls.ahead(index, true, false), self.calls.within(index, Period::Now));
             if !setting.rules.placing {
                 ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
@@ -145,12 +145,12 @@ impl World {
                 let _ = self.tell(index, plainly(Command::Call(number))); // it has room
             }
             if !within.is_empty() {
-                Arc::make_mut(&mut start).calls = within;
+                Rc::make_mut(&mut start).calls = within;
             }
             let mut command = Command::Epoch(self.number);
             if self.replacing.repeats(index, &ended) {
                 command = Command::Repeat(self.number);
-                start = Arc::new(repeated(&start));
+                start = Rc::new(repeated(&start));
             }
             self.tell(index, Ordered { command, epoch: self.epoch, start: Some(start) });
         }

@@ -1,7 +1,7 @@
 //! The snapshots of a child: it puts its own aside between two items, passes on those of the dispatching process, and
 //! begins from one.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use torchdata_core::protocol::{Account, Command, Dealt, Owners, Reader, Share, Snapshot, Stream};
 
@@ -47,7 +47,7 @@ pub struct Ordered {
     pub command: Command,
     /// The epoch by its seeds. One that goes on has a number of its own, as the streams count it.
     pub epoch: u32,
-    pub start: Option<Arc<Resumption>>,
+    pub start: Option<Rc<Resumption>>,
 }
 
 impl Pump {
@@ -160,11 +160,11 @@ impl Setting {
         let stream = child.pump.stream();
         let kind = if self.is_dispatcher(index) {
             let accounts = child.pump.accounts.clone();
-            (stream.pass() == 1).then(|| Kind::Dealt(Arc::new(Dealt { pass: 1, accounts, content: child.graph() })))
+            (stream.pass() == 1).then(|| Kind::Dealt(Rc::new(Dealt { pass: 1, accounts, content: child.graph() })))
         } else {
             let sent = child.pump.accounts[0];
             let share = child.share_at(self);
-            share.map(|share| Kind::Saved(Arc::new(Snapshot { sent, share, content: child.graph() })))
+            share.map(|share| Kind::Saved(Rc::new(Snapshot { sent, share, content: child.graph() })))
         };
         let wants = |link: usize| {
             let there = &links[first + link];

@@ -5,16 +5,16 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
 
 use super::carrying::Carrier;
-use super::explore::{self, Model};
+use super::explore::{self, ByFingerprint, Model};
 use super::going_on::GoingOn;
 use super::memory::{Link, Pump, ReadEnd, Record, Unit};
 use super::saving::{Graph, Ordered};
-use super::shared::Shared;
+use super::shared::{Part, Shared};
 
 /// The rules of the protocol; all true in the present one.
 #[derive(Debug, Clone, Copy)]
@@ -136,7 +136,7 @@ pub struct Setting {
     /// process.
     pub fails_at: Option<u8>,
     /// The places of main that were checked.
-    pub checked: RefCell<HashSet<u128>>,
+    pub checked: RefCell<HashSet<u128, ByFingerprint>>,
 }
 
 /// The activity of a child.
@@ -191,7 +191,7 @@ pub struct Child {
     pub share_account: Account,
     pub share_start: Account,
     /// The dispatching process's snapshot that waits to be passed on.
-    pub relay: Option<Arc<Dealt<Graph>>>,
+    pub relay: Option<Rc<Dealt<Graph>>>,
 }
 
 impl Child {
@@ -280,9 +280,9 @@ pub struct World {
     /// As the streams count: an epoch that is gone on with counts once more.
     pub number: u32,
     pub epoch: u32,
-    pub collecting: Collecting,
-    pub ends: Vec<ReadEnd>,
-    pub held: Vec<VecDeque<Unit>>,
+    pub collecting: Part<Collecting>,
+    pub ends: Part<Vec<ReadEnd>>,
+    pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
     /// Old rule: the epoch was stopped by a death.
@@ -291,11 +291,11 @@ pub struct World {
     pub seen: u32,
     pub paused_once: bool,
     pub called: u8,
-    pub calls: Calls,
+    pub calls: Part<Calls>,
     /// By child: behind how many items of this epoch the function was met first.
-    pub met: Vec<Option<u64>>,
+    pub met: Part<Vec<Option<u64>>>,
     /// By child: how many items main had of it when it was put into its place.
-    pub had: Vec<u64>,
+    pub had: Part<Vec<u64>>,
     pub thread: Option<Thread>,
     pub deaths: u8,
     /// Snapshots that may still be taken, and resumptions.
@@ -303,19 +303,19 @@ pub struct World {
     pub resumes: u8,
     /// Items that the user was given in this run of the epoch.
     pub given: u8,
-    pub books: Arc<Books<Graph>>,
+    pub books: Part<Books<Graph>>,
     /// Books that forget nothing.
-    pub all: Arc<Books<Graph>>,
+    pub all: Part<Books<Graph>>,
     /// Where the epoch that is being begun goes on.
-    pub going_on: Option<Arc<GoingOn>>,
-    pub replacing: Replacing,
+    pub going_on: Option<Rc<GoingOn>>,
+    pub replacing: Part<Replacing>,
     /// By child, a bit each: told to begin the epoch when it took a place.
     pub told: u8,
     /// An act of a child that breaks a rule.
     pub broken: Option<&'static str>,
-    pub record: Record,
+    pub record: Part<Record>,
     /// All entries of this epoch, whoever knows them, and one that is recorded late.
-    pub truth: Vec<DealEntry>,
+    pub truth: Part<Vec<DealEntry>>,
     pub late: Option<DealEntry>,
     pub children: Shared<Child>,
     /// Links of the workers to main, and of the dispatching process to the workers.
@@ -422,9 +422,9 @@ impl Model for Setting {
             main: Main::Between,
             number: 0,
             epoch: 0,
-            collecting: Collecting::new(self.workers, self.in_order),
-            ends: vec![ReadEnd::default(); self.workers],
-            held: vec![VecDeque::new(); self.workers],
+            collecting: Collecting::new(self.workers, self.in_order).into(),
+            ends: vec![ReadEnd::default(); self.workers].into(),
+            held: vec![VecDeque::new(); self.workers].into(),
             waits: false,
             has_died: false,
             stopped: false,
@@ -432,22 +432,22 @@ impl Model for Setting {
             seen: 0,
             paused_once: false,
             called: 0,
-            calls: Calls::new(self.children()),
-            met: vec![None; self.children()],
-            had: vec![0; self.children()],
+            calls: Calls::new(self.children()).into(),
+            met: vec![None; self.children()].into(),
+            had: vec![0; self.children()].into(),
             thread: None,
             deaths: self.deaths,
             snapshots: self.snapshots,
             resumes: self.resumes,
             given: 0,
-            books: Arc::new(Books::remembering(self.workers, self.look_back, self.look_back)),
-            all: Arc::new(Books::new(self.workers)),
+            books: Books::remembering(self.workers, self.look_back, self.look_back).into(),
+            all: Books::new(self.workers).into(),
             going_on: None,
-            replacing: Replacing::new(self.workers, self.dispatches),
+            replacing: Replacing::new(self.workers, self.dispatches).into(),
             told: 0,
             broken: None,
-            record: Record::default(),
-            truth: Vec::new(),
+            record: Record::default().into(),
+            truth: Vec::new().into(),
             late: None,
             children: self.fresh_children(),
             out: links(self.workers),

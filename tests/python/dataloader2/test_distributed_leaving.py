@@ -224,8 +224,7 @@ def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
     return error
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("how", GOING)
+@pytest.mark.parametrize(("how", "workers"), [*((how, 0) for how in GOING), ("an exception", 1)])
 def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
     how: str, workers: int, tmp_path: Path
 ) -> None:
@@ -233,13 +232,12 @@ def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
-@pytest.mark.parametrize("how", ["an exception", "an exception that is reported", "a break, and then the end"])
 @pytest.mark.parametrize(
-    "pipe",
+    ("pipe", "how"),
     [
-        "loader = DataLoader2(IterableWrapper(range(50)).fullsync(1000))",
-        "loader = IterableWrapper(range(50)).fullsync(1000)",
-        "loader = IterableWrapper(range(50)).fullsync(1000).map(identity)",
+        ("loader = DataLoader2(IterableWrapper(range(50)).fullsync(1000))", "an exception"),
+        ("loader = IterableWrapper(range(50)).fullsync(1000)", "an exception that is reported"),
+        ("loader = IterableWrapper(range(50)).fullsync(1000).map(identity)", "a break, and then the end"),
     ],
     ids=["no service", "no loader", "a pipe behind"],
 )

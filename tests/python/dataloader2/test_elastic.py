@@ -115,8 +115,7 @@ def stopped(pipe: Any, workers: int, count: int, **options: Any) -> Any:
         return saved(made)
 
 
-@pytest.mark.parametrize("kind", PIPES)
-@pytest.mark.parametrize("at", [0, 5, UNITS])
+@pytest.mark.parametrize(("kind", "at"), [*((kind, 5) for kind in PIPES), ("filter", 0), ("filter", UNITS)])
 def test_a_state_goes_through_any_numbers_of_workers_in_the_same_order(kind: str, at: int) -> None:
     pipe, block = PIPES[kind], block_of(kind)
     with loader(pipe(), 2, block=block) as made:

@@ -65,7 +65,7 @@ def test_what_pipes_in_main_remember_is_in_the_states_of_every_moment(build: Cal
                 states[epoch, len(items)] = loader.state_dict()
             states[epoch + 1, -1] = loader.state_dict()
             whole.append(items)
-    for epoch, at in [(1, -1), (1, 0), (1, 4), (1, 5), (2, -1), (2, 0), (2, 3)]:
+    for epoch, at in [(1, -1), (1, 0), (1, 4), (2, -1), (2, 3)]:
         with loader_of(build(), state=states[epoch, at]) as loader:
             assert [list(loader), list(loader)] == [whole[epoch][max(at, 0) :], whole[epoch + 1]], (epoch, at)
 

@@ -171,8 +171,7 @@ assert importing.is_alive() and getattr(sys.modules["torch"].__spec__, "_initial
 if CASE == "pipes":
     print(sorted(pipe) == list(range(20)))
 else:
-    service = None if CASE == "loader" else MultiProcessingReadingService(1, "fork")
-    with DataLoader2(pipe, reading_service=service) as loader:
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
         iterator = iter(loader)
         first = next(iterator)
         loader.state_dict()
@@ -181,7 +180,7 @@ importing.join()
 """
 
 
-@pytest.mark.parametrize("case", ["pipes", "loader", "workers"])
+@pytest.mark.parametrize("case", ["pipes", "workers"])
 def test_seeds_are_drawn_once_a_library_that_another_thread_imports_is_whole(case: str) -> None:
     pytest.importorskip("torch")
     assert printed("-c", MEANWHILE.replace("CASE", repr(case))) == "True\n"

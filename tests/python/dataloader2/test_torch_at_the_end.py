@@ -83,7 +83,7 @@ def start(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("chain", [[], [0], [0, 1], [1, 0]], ids=str)
+@pytest.mark.parametrize("chain", [[], [0, 1], [1, 0]], ids=str)
 def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(kind: str, chain: list[int]) -> None:
     build = GRAPHS[kind]
     start(1)

@@ -218,7 +218,7 @@ def peaks(row: Row, few: int, many: int) -> tuple[int, int]:
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
     peaks(row, 20, 50)  # what is made once
     growth = []
-    for few, more in ((500, 1000), (2000, 3000), (8000, 3000)):  # some come to rest late
+    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some come to rest late
         before, after = peaks(row, few, few + more)
         growth.append((after - (before or peaks(row, few // 2, few)[1])) / more)
         if growth[-1] < 12:

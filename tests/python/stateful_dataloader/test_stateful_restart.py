@@ -126,10 +126,9 @@ def test_deaths_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-@pytest.mark.parametrize(("dataset", "method"), [(Drawn, "spawn"), (Stream, "forkserver")])
-def test_deaths_do_not_show_where_nothing_is_forked(dataset: Any, method: str) -> None:
-    expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
-    loader = loader_of(dataset(), persistent_workers=True, multiprocessing_context=method)
+def test_deaths_do_not_show_where_nothing_is_forked() -> None:
+    expected = read(loader_of(Drawn(), "error", persistent_workers=True), {}, breaks=3)
+    loader = loader_of(Drawn(), persistent_workers=True, multiprocessing_context="spawn")
     assert read(loader, {(0, 3): 1, (2, 0): 0}, breaks=3) == expected
 
 
@@ -229,7 +228,7 @@ def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
     wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
-@pytest.mark.parametrize("seed", [1, 4, 103, 110, 117])
+@pytest.mark.parametrize("seed", [1, 110])
 def test_deaths_do_not_show_in_a_random_program(seed: int) -> None:
     with Judge() as judge:
         check(judge, seed, "fork")

@@ -33,9 +33,9 @@ from torchdata._reporting import (
     name_of,
     notes_of,
 )
-from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes._pipe.record import existing_record, record_of, token_of
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
 __all__ = [
     "FEWEST",
