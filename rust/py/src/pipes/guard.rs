@@ -236,9 +236,6 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 }
 
 /// Counts items of a guard that is valid.
-///
-/// # Safety
-/// As in `next_item`.
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
     // SAFETY: as in `next_item`.
@@ -250,12 +247,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Whether an iterator is a guard.
-pub fn is_guard(iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(iterator.get_type().is(guard_type(iterator.py())?))
-}
-
-/// Lets the iterator of a guard pass over items, `most` at most, if it can, and counts them as if they had been yielded.
+/// Lets the iterator of a guard pass over items, `most` at most, if it can; they count as yielded.
 ///
 /// # Safety
 /// The iterator is a guard.

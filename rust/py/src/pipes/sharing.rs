@@ -130,7 +130,7 @@ impl ShareIterator {
     /// over `between` and yields `run`, in turn. All but `before` and `between` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
-        if !guard::is_guard(source)? {
+        if !source.get_type().is(guard::guard_type(source.py())?) {
             return Err(PyTypeError::new_err("the source of a share is no iterator of a pipe"));
         }
         let (before, left) = (AtomicUsize::new(before), AtomicUsize::new(left));

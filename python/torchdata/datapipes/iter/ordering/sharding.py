@@ -45,8 +45,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
     of `map` are then called for the own share alone.
 
-    Items of other shares are passed over, at no cost, if the filter follows right behind an `IterableWrapper` of a range,
-    list, tuple or array, or a pipe that hands on indices in such an order.
+    Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
+    range, list, tuple or array, or behind a map pipe that is read by index.
 
     A source that yields a part of its items if `torch.utils.data.get_worker_info()` tells a worker, such as
     Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
