@@ -23,8 +23,8 @@ const NEAR: u64 = 50_000;
 /// A turn that lasts as long as this went to a stranger. With up to 64 workers on 2 cores those in which others of the
 /// loader run last 0.1 to 0.5 ms, and those that a busy loop takes 2 to 8.
 const STRANGE: u64 = 1_500_000;
-/// More processes take longer until each has had its turn: so long for each.
-const STRANGE_EACH: u64 = 25_000;
+/// More processes take longer until each has had its turn, with 256 workers 2 to 8 ms: so long for each.
+const STRANGE_EACH: u64 = 40_000;
 /// What a stranger's turn costs, in turns: so many times its length of other time pays it back.
 const PRICE: u64 = 8;
 /// How much may be owed.
