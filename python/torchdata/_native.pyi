@@ -30,6 +30,8 @@ __all__ = [
     "Replacing",
     "SeedGenerator",
     "Sender",
+    "SequenceIterator",
+    "ShareIterator",
     "SharedIterator",
     "StatsBoard",
     "TFRecordReader",
@@ -171,6 +173,18 @@ class FilterIterator(Iterator[Any]):
         on_dropped: Callable[[Any], Any],
         to_bool: Callable[[Any], bool],
     ) -> Self: ...
+    def __next__(self) -> Any: ...
+
+@final
+class SequenceIterator(Iterator[Any]):
+    """Iterates over a sequence as `iter` does, and can pass over items."""
+    def __new__(cls, sequence: Any, position: int) -> Self: ...
+    def __next__(self) -> Any: ...
+
+@final
+class ShareIterator(Iterator[Any]):
+    """Yields runs of a source's items, and passes over what lies between them."""
+    def __new__(cls, source: Iterator[Any], before: int, left: int, between: int, run: int) -> Self: ...
     def __next__(self) -> Any: ...
 
 @final

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import chain, compress, cycle, islice
 from typing import Any
 
+from torchdata._native import ShareIterator
+from torchdata.datapipes._pipe.seeking import passes_over
+
 __all__ = ["Division", "Given", "given_from"]
 
 #: More units than a sequence has.
@@ -126,9 +129,14 @@ class Division:
         if shards == 1:
             return source
         place = taken - (self.given.first + len(self.given.beyond)) * block
+        offset = place % (shards * block)
+        if passes_over(source):
+            before, others = shard * block - offset, (shards - 1) * block
+            if -block < before <= 0:  # within the own block
+                return ShareIterator(source, 0, block + before, others, block)
+            return ShareIterator(source, before % (shards * block), block, others, block)
         if block == 1:
             return islice(source, (shard - place) % shards, None, shards)
-        offset = place % (shards * block)
         own = [shard * block <= each < (shard + 1) * block for each in range(shards * block)]
         return compress(source, chain(own[offset:], cycle(own)))
 

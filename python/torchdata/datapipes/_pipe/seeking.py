@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from torchdata._native import IteratorGuard, SequenceIterator
 from torchdata.datapipes._pipe.datasets import is_indexed_only
 
-__all__ = ["can_seek", "is_read_by_index", "iterate_from"]
+__all__ = ["can_pass_over", "can_seek", "is_read_by_index", "iterate_by_index", "iterate_from", "passes_over"]
 
 
 class _BySubscript:
@@ -31,6 +32,9 @@ _SAMPLES: tuple[Any, ...] = (
     _BySubscript(),
     array("I"),
 )
+
+#: Types of which iterating and asking for the items 0, 1, … give the same.
+_PLAIN = frozenset({array, list, range, tuple})
 
 #: Iterators whose `__setstate__(n)` means "go on at item n".
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
@@ -61,3 +65,18 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
     elif position:
         iterator = islice(iterator, position, None)
     return iterator  # type: ignore[no-any-return]
+
+
+def can_pass_over(iterable: Any) -> bool:
+    """Whether an iterator over it can pass over items without making them."""
+    return type(iterable) in _PLAIN or (hasattr(iterable, "__array_interface__") and can_seek(iterable))
+
+
+def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
+    """The same as `iterate_from`, for a reader that passes over items: it makes none of these, if it can."""
+    return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
+
+
+def passes_over(iterator: Any) -> bool:
+    """Whether it is the iterator of a pipe whose own one is by `iterate_by_index`, and can pass over items."""
+    return type(iterator) is IteratorGuard and type(iterator.iterator) is SequenceIterator

@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.explaining import explain, note_index
 from torchdata.datapipes._pipe.state.record import existing_record, record_of
 from torchdata.datapipes.datapipe import begin_iteration
 
-__all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]
+__all__ = ["Load", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "items_at"]
 
 #: Makes the item of an index.
 Load = Callable[[Any], Any]
@@ -67,6 +67,20 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
     indices = begin_iteration(datapipe, begin)
     return indices, loads[0] if loads else datapipe._loads()  # one that goes on from its end does not begin
+
+
+def begin_sharing(datapipe: Any) -> Iterator[Any]:
+    """Starts an iteration of which the reader takes a share: over items, and one that can pass over those of others if
+    the pipe has one.
+
+    Such a pipe defines `_can_pass_over` and `_iter_by_index`, which stands for `__iter__` and yields the same, in its
+    own class; classes derived from it take no part.
+    """
+    record, kind = existing_record(datapipe), type(datapipe)
+    is_claimed = record is not None and record.claim is not None
+    if "_iter_by_index" in vars(kind) and not is_claimed and datapipe._can_pass_over():
+        return begin_iteration(datapipe, kind._iter_by_index)
+    return iter(datapipe)
 
 
 def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
 from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
-from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed, record_of
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
@@ -83,7 +83,7 @@ class Shuffler(IterDataPipe[T_co]):
         """The indices that this iteration still has to read."""
         if self._order is None:
             self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
-        return iterate_from(self._order, passed(self))
+        return iterate_by_index(self._order, passed(self))
 
     def __iter__(self) -> Iterator[T_co]:
         return items_at(self, self.datapipe, self._left())
@@ -193,7 +193,7 @@ class IndexSampler(IterDataPipe[T_co]):
             if not isinstance(self.sampler, Sized):
                 return islice(drawn, passed(self), None)
             self._order = list(drawn)
-        return islice(self._order, passed(self), None)
+        return iterate_by_index(self._order, passed(self))
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
         """The indices of the sampler, with its own course of the global generators."""

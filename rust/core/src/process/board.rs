@@ -89,6 +89,11 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
+    /// How many processes have a bell on the board.
+    pub fn processes(&self) -> usize {
+        self.board.len()
+    }
+
     /// See [`Bell::has_sleeper`].
     #[inline]
     pub fn has_sleeper(&self) -> bool {

@@ -25,6 +25,7 @@ pub mod region;
 pub mod signals;
 #[cfg(not(loom))]
 mod system;
+pub mod turns;
 #[cfg(not(loom))]
 pub mod watching;
 

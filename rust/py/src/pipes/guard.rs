@@ -24,6 +24,7 @@ use torchdata_core::trace::{Kind, Log, Record};
 
 use crate::panics::caught;
 use crate::pipes::clocking;
+use crate::pipes::sharing::SequenceIterator;
 use crate::pipes::token::IterationToken;
 use crate::trace::PyTraceLog;
 
@@ -228,12 +229,39 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
         let item = ((*guard).next)((*guard).argument);
         // A thread that began the pipe anew meanwhile is not given this item.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-            (*(*guard).token).count();
-            if let Some(counter) = (*guard).counter.as_ref() {
-                counter.store(counter.load(Relaxed) + 1, Relaxed);
-            }
+            count(guard, 1);
         }
         item
+    }
+}
+
+/// Counts items of a guard that is valid.
+#[inline(always)]
+unsafe fn count(guard: *mut Guard, items: u64) {
+    // SAFETY: as in `next_item`.
+    unsafe {
+        (*(*guard).token).count(items);
+        if let Some(counter) = (*guard).counter.as_ref() {
+            counter.store(counter.load(Relaxed) + items, Relaxed);
+        }
+    }
+}
+
+/// Lets the iterator of a guard pass over items, `most` at most, if it can; they count as yielded.
+///
+/// # Safety
+/// The iterator is a guard.
+pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
+    let py = iterator.py();
+    // SAFETY: a live guard, as the caller says. One whose number is current was not cleared, and owns its iterator.
+    unsafe {
+        let guard = iterator.as_ptr().cast::<Guard>();
+        if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
+            return;
+        }
+        if let Ok(sequence) = Bound::from_borrowed_ptr(py, (*guard).iterator).cast_exact::<SequenceIterator>() {
+            count(guard, sequence.get().pass_over(py, most) as u64);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
 
 /// The next item of an iterator; None at its end.
 #[inline]
-fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     // SAFETY: a live iterator (the constructors check that); NULL is the end or an exception.
     let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
     match item {

@@ -7,5 +7,6 @@ pub mod handing;
 pub mod iterators;
 pub mod packing;
 pub mod sampling;
+pub mod sharing;
 pub mod token;
 pub mod turn;

@@ -52,10 +52,10 @@ impl IterationToken {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
 
-    /// Counts an item.
+    /// Counts items.
     #[inline]
-    pub fn count(&self) {
-        self.own.store(self.own.load(Relaxed) + 1, Relaxed);
+    pub fn count(&self, items: u64) {
+        self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
     /// Where a board has the pipe, if one has. Not to be kept over a call into Python, which may bind the token anew.

@@ -1,45 +1,23 @@
 //! Waiting on a doorbell from Python: spin, yield, then sleep in slices without the GIL.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use torchdata_core::process::board::BellRef;
-use torchdata_core::stats::WaitRef;
+use torchdata_core::process::turns::Turns;
+use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
 /// Looks before the first sleep. Short: with more runnable threads than cores, a thread that spins keeps the one it
 /// waits for from running.
 const SPINS: u32 = 40;
-/// Turns given to other threads before the first sleep. If producer and consumer share a core, the other side runs
-/// meanwhile, fills or empties the ring, and neither pays for a sleep and a wake-up: with small windows on 2 cores this
-/// is a factor of 3 to 6. If no other thread wants the core it costs a few system calls.
-const YIELDS: u32 = 10;
-/// A sleep that ends sooner was one too many: the waiter gives way for as long as before.
-const NEAR: Duration = Duration::from_micros(50);
 /// How often a waiter that depends on other processes looks whether these are alive, without the GIL: no bell rings for
 /// a death. Two system calls in this time, some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none.
-/// Beside slow producers every turn given away would only cost them two switches of context. Statistics, no
-/// synchronisation.
-static TURNS: AtomicU32 = AtomicU32::new(YIELDS);
-/// Waits since giving way was tried last.
-static SINCE_TRIED: AtomicU32 = AtomicU32::new(0);
-/// After so many waits without it, giving way is tried again.
-const TRY_AGAIN: u32 = 16;
-
-fn turns_to_give() -> u32 {
-    let turns = TURNS.load(Relaxed);
-    if turns > 0 {
-        return turns;
-    }
-    let since = SINCE_TRIED.load(Relaxed) + 1;
-    SINCE_TRIED.store(since % TRY_AGAIN, Relaxed);
-    if since == TRY_AGAIN { 2 } else { 0 }
-}
+/// What this process knows about giving turns away before the first sleep.
+static TURNS: Turns = Turns::new();
 
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
@@ -74,19 +52,24 @@ pub fn wait_among(
         std::hint::spin_loop();
     }
     let _waiting = meter.map(WaitRef::begin);
-    let turns = turns_to_give();
+    let mut now = nanoseconds();
+    let (turns, processes) = (TURNS.begin(now), bell.processes());
     for _ in 0..turns {
         py.detach(std::thread::yield_now);
+        let began = std::mem::replace(&mut now, nanoseconds());
+        let goes_on = TURNS.given(began, now, processes);
         if ready() {
-            TURNS.store(YIELDS, Relaxed);
+            TURNS.helped();
             return Ok(());
+        }
+        if !goes_on {
+            break;
         }
     }
     asleep();
-    let since = Instant::now();
     let until_ready = |slice| sleep(bell, slice, bereft, &mut ready);
     enter::wait(py, None, Slices::GROWING, until_ready, |py| tick(py).map(|()| false))?;
-    TURNS.store(if since.elapsed() < NEAR { YIELDS } else { turns / 2 }, Relaxed);
+    TURNS.slept(turns, nanoseconds() - now);
     Ok(())
 }
 

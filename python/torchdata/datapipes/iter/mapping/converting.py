@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.seeking import iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
@@ -58,7 +58,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         return True
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return iterate_from(self.indices, token_of(self).yielded), self._loads()
+        return iterate_by_index(self.indices, token_of(self).yielded), self._loads()
 
     def _loads(self) -> Load:
         return Step(self, self.datapipe.__getitem__)

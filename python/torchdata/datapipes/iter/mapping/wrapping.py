@@ -25,7 +25,7 @@ from torchdata.datapipes._pipe.checks import (
 )
 from torchdata.datapipes._pipe.datasets import is_generator_function
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.seeking import can_seek, is_read_by_index, iterate_from
+from torchdata.datapipes._pipe.seeking import can_pass_over, can_seek, is_read_by_index, iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -189,12 +189,18 @@ class IterableWrapper(IterDataPipe[T_co]):
     def _can_seek(self) -> bool:
         return can_seek(self.iterable)
 
+    def _can_pass_over(self) -> bool:
+        return can_pass_over(self.iterable)
+
+    def _iter_by_index(self) -> Iterator[T_co]:
+        return iterate_by_index(self._source(), token_of(self).yielded)
+
     def _can_wait(self) -> bool:
         return is_read_by_index(self.iterable)
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         source = self._source()
-        return iter(range(token_of(self).yielded, len(source))), Step(self, source.__getitem__)
+        return iterate_by_index(range(len(source)), token_of(self).yielded), Step(self, source.__getitem__)
 
     def _loads(self) -> Load:
         return Step(self, self._source().__getitem__)

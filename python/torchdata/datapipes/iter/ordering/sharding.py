@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
+from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
@@ -44,6 +44,9 @@ class ShardingFilter(IterDataPipe[T_co]):
     they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
     `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
     of `map` are then called for the own share alone.
+
+    Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
+    range, list, tuple or array, or behind a map pipe that is read by index.
 
     A source that yields a part of its items if `torch.utils.data.get_worker_info()` tells a worker, such as
     Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
@@ -149,12 +152,14 @@ class ShardingFilter(IterDataPipe[T_co]):
         return Division(self.num_of_instances, self.instance_id, self._block, given)
 
     def __iter__(self) -> Iterator[T_co]:
-        if not self._shard().is_whole and type(self) is ShardingFilter and can_wait(self.source_datapipe):
+        takes_a_part = not self._shard().is_whole and type(self) is ShardingFilter
+        if takes_a_part and can_wait(self.source_datapipe):
             indices, load = begin_unloaded(self.source_datapipe)
             return map(load, self._share_of(indices))
         if self._divides_among_workers() and read_whole(Graph(self.source_datapipe).pipes):
             return self._share_of(begin_whole(lambda: iter(self.source_datapipe)))
-        return self._share_of(iter(self.source_datapipe))
+        begin = begin_sharing if takes_a_part else iter
+        return self._share_of(begin(self.source_datapipe))
 
     def _can_wait(self) -> bool:
         return can_wait(self.source_datapipe)

@@ -1,0 +1,172 @@
+"""A filter passes over the items of other shares, and all else is as if it had read them: order, states, counts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from process_checks import loader
+from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+np = pytest.importorskip("numpy")
+
+COUNT = 23
+
+
+class Letters(list[str]):
+    """A list of one's own, which nobody passes over."""
+
+
+class Squares:
+    """A data set that is read by index."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+#: Sources whose items can be passed over, and some that are like them and cannot.
+SOURCES: dict[str, Callable[[], IterDataPipe]] = {
+    "range": lambda: IterableWrapper(range(COUNT)),
+    "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),
+    "range of large numbers": lambda: IterableWrapper(range((1 << 63) - 5, (1 << 63) - 5 + COUNT)),
+    "range of larger numbers": lambda: IterableWrapper(range(1 << 70, (1 << 70) + COUNT)),
+    "list": lambda: IterableWrapper([str(n) for n in range(COUNT)]),
+    "the list itself": lambda: IterableWrapper([[n] for n in range(COUNT)], deepcopy=False),
+    "tuple": lambda: IterableWrapper(tuple(range(COUNT))),
+    "array": lambda: IterableWrapper(array("I", range(COUNT))),
+    "NumPy array": lambda: IterableWrapper(np.arange(3 * COUNT).reshape(COUNT, 3)),
+    "empty": lambda: IterableWrapper([]),
+    "data set": lambda: IterableWrapper(Squares()),
+    "map pipe": lambda: SequenceWrapper(list(range(COUNT))).to_iter_datapipe(),
+    "map pipe, some indices": lambda: SequenceWrapper(list(range(COUNT))).to_iter_datapipe([3, 5, 1, 1, 0, 22]),
+    "map pipe, shuffled": lambda: SequenceWrapper(list(range(COUNT))).shuffle().set_seed(4),
+    "map pipe, sampled": lambda: SequenceWrapper(list(range(COUNT))).sample_by(list(range(0, COUNT, 2))),
+    "a list of one's own": lambda: IterableWrapper(Letters("abcdefghijklmnopqrstuvw")),
+    "text": lambda: IterableWrapper("abcdefghijklmnopqrstuvw"),
+    "set": lambda: IterableWrapper(set(range(COUNT))),
+}
+
+
+class Whole(IterDataPipe):
+    """Hides from a filter what it reads, so that it reads every item."""
+
+    one_to_one = True
+
+    def __init__(self, source: IterDataPipe) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+def plain(items: Any) -> list[Any]:
+    return [item.tolist() if hasattr(item, "tolist") else item for item in items]
+
+
+def share(source: IterDataPipe, shards: int, shard: int, block: int | None) -> Any:
+    pipe = source.sharding_filter().set_sharding_block(block)
+    pipe.apply_sharding(shards, shard)
+    return pipe
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize(("shards", "block"), [(2, 1), (3, 1), (3, 2), (30, 1), (1, 4), (4, 5)])
+def test_a_share_is_the_same_whether_others_are_passed_over_or_read(
+    build: Callable[[], IterDataPipe], shards: int, block: int
+) -> None:
+    for shard in range(shards):
+        pipes = [build(), build()]
+        ours, theirs = share(pipes[0], shards, shard, block), share(Whole(pipes[1]), shards, shard, block)
+        for _ in range(2):
+            mine, others = iter(ours), iter(theirs)
+            assert [token_of(pipe).yielded for pipe in pipes] == [0, 0]
+            for item in others:
+                assert plain([next(mine)]) == plain([item])
+                assert token_of(pipes[0]).yielded == token_of(pipes[1]).yielded
+                assert ours.state_dict() == theirs.state_dict()
+            assert next(mine, "end") == "end"
+            assert next(mine, "end") == "end"
+            assert token_of(pipes[0]).yielded == token_of(pipes[1]).yielded
+            for pipe in pipes:
+                getattr(pipe, "set_seed", id)(5)
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_state_goes_on_among_any_number_of_shares_at_every_place(
+    build: Callable[[], IterDataPipe], block: int
+) -> None:
+    whole = plain(build())
+    owners = [[place for place in range(len(whole)) if place // block % 2 == shard] for shard in range(2)]
+    for shard, own in enumerate(owners):
+        for taken in range(len(own) + 1):
+            pipe = share(build(), 2, shard, block)
+            iterator = iter(pipe)
+            assert plain(islice(iterator, taken)) == [whole[place] for place in own[:taken]]
+            state = save_state(pipe)
+            last = own[taken - 1] if taken else -1
+            for shards in (2, 5):
+                restored = share(build(), shards, shard, block)
+                load_state(restored, state)
+                left = [place for place in range(last + 1, len(whole)) if place // block % shards == shard]
+                assert plain(restored) == [whole[place] for place in left]
+
+
+def test_passing_over_takes_no_time() -> None:
+    for source in (IterableWrapper(range(1 << 60)), SequenceWrapper(range(1 << 60)).to_iter_datapipe()):
+        shards = 1 << 57
+        assert list(share(source, shards, 3, None)) == list(range(3, 1 << 60, shards))
+        assert token_of(source).yielded == 1 << 60
+
+
+def test_a_list_that_grows_or_shrinks_is_read_as_far_as_it_is() -> None:
+    for change in (lambda items: items.append(len(items)), lambda items: items.pop()):
+        found = []
+        for hide in (Whole, lambda pipe: pipe):
+            items = list(range(8))
+            pipe = share(hide(IterableWrapper(items, deepcopy=False)), 3, 1, None)
+            mine = []
+            for item in pipe:
+                mine.append(item)
+                if len(items) < 15:
+                    change(items)
+            found.append(mine)
+        assert found[0] == found[1]
+
+
+def test_an_iterator_that_is_no_longer_valid_passes_over_nothing() -> None:
+    source = IterableWrapper(list(range(COUNT)))
+    pipe = share(source, 3, 0, None)
+    old = iter(pipe)
+    next(old)
+    new = iter(source)
+    assert list(islice(new, 4)) == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(old)
+    assert token_of(source).yielded == 4
+    assert next(new) == 4
+
+
+def test_shares_of_workers_are_passed_over_as_ever_and_counted() -> None:
+    found = []
+    for hide in (Whole, lambda pipe: pipe):
+        pipe = hide(IterableWrapper(list(range(100)))).sharding_filter().map(str)
+        with loader(pipe, 3) as loading:
+            iterator = iter(loading)
+            begin = list(islice(iterator, 40))
+            rest = list(iterator)
+            pipes = [pipe for process in loading.stats().processes for pipe in process.pipes]
+            counts = [(pipe.process, pipe.name, pipe.items_out) for pipe in pipes if pipe.name != "Whole"]
+        found.append((begin, rest, counts))
+    assert found[0] == found[1]
+    assert found[0][0] + found[0][1] == [str(n) for n in range(100)]

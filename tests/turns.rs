@@ -1,0 +1,151 @@
+//! Turns that a waiter gives away: all of them while they help, and none for long while strangers take them.
+
+use proptest::prelude::*;
+use torchdata_core::process::turns::Turns;
+
+const MICRO: u64 = 1_000;
+const MILLI: u64 = 1_000_000;
+
+/// Waits one after the other on a clock of their own.
+struct Waiter {
+    turns: Turns,
+    processes: usize,
+    now: u64,
+    /// How long all turns have lasted, and how many waits gave none away.
+    given: u64,
+    without: u64,
+}
+
+impl Waiter {
+    fn new() -> Self {
+        Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
+    }
+
+    /// A wait in which turn number `helps` ends it, if so many are given, and each lasts for `turn`. Otherwise it sleeps
+    /// for `sleep`.
+    fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
+        let turns = self.turns.begin(self.now);
+        self.without += u64::from(turns == 0);
+        for number in 0..turns {
+            let began = self.now;
+            self.now += turn;
+            self.given += turn;
+            let goes_on = self.turns.given(began, self.now, self.processes);
+            if helps == Some(number) {
+                return self.turns.helped();
+            }
+            if !goes_on {
+                break;
+            }
+        }
+        self.now += sleep;
+        self.turns.slept(turns, sleep);
+    }
+
+    fn work(&mut self, time: u64) {
+        self.now += time;
+    }
+}
+
+#[test]
+fn turns_that_help_are_given_for_ever() {
+    let mut waiter = Waiter::new();
+    for _ in 0..10_000 {
+        waiter.wait(500 * MICRO, Some(9), 0);
+        waiter.work(10 * MICRO);
+    }
+    assert_eq!(waiter.without, 0);
+}
+
+#[test]
+fn turns_of_many_processes_may_last_longer() {
+    for (processes, gives_up) in [(3, true), (257, false)] {
+        let mut waiter = Waiter { processes, ..Waiter::new() };
+        for _ in 0..1_000 {
+            waiter.wait(5 * MILLI, Some(0), 0);
+        }
+        assert_eq!(waiter.without > 0, gives_up);
+    }
+}
+
+#[test]
+fn turns_that_do_not_help_are_given_up_and_tried_now_and_then() {
+    let mut waiter = Waiter::new();
+    for _ in 0..1_600 {
+        waiter.wait(MICRO, None, MILLI);
+    }
+    assert!((1_400..1_600).contains(&waiter.without), "{}", waiter.without);
+    waiter.without = 0;
+    for _ in 0..100 {
+        waiter.wait(MICRO, Some(0), MILLI);
+    }
+    assert!(waiter.without < 16, "{}", waiter.without);
+}
+
+#[test]
+fn a_sleep_that_was_short_puts_the_turns_back() {
+    let mut waiter = Waiter::new();
+    for _ in 0..100 {
+        waiter.wait(MICRO, None, MILLI);
+    }
+    waiter.wait(MICRO, None, 10 * MICRO);
+    waiter.without = 0;
+    waiter.wait(MICRO, Some(9), 0);
+    assert_eq!(waiter.without, 0);
+}
+
+#[test]
+fn strangers_get_a_fiftieth_of_the_time() {
+    let mut waiter = Waiter::new();
+    let begin = waiter.now;
+    while waiter.now < begin + 20_000 * MILLI {
+        waiter.wait(4 * MILLI, Some(0), 200 * MICRO);
+        waiter.work(100 * MICRO);
+    }
+    let share = waiter.given as f64 / (waiter.now - begin) as f64;
+    assert!(share < 0.03, "{share}");
+}
+
+#[test]
+fn a_stranger_now_and_then_changes_nothing() {
+    let mut waiter = Waiter::new();
+    for number in 0..10_000 {
+        waiter.wait(if number % 500 == 0 { 4 * MILLI } else { 20 * MICRO }, Some(0), 0);
+        waiter.work(100 * MICRO);
+    }
+    assert_eq!(waiter.without, 0);
+}
+
+#[test]
+fn turns_are_given_again_when_the_stranger_is_gone() {
+    let mut waiter = Waiter::new();
+    for _ in 0..1_000 {
+        waiter.wait(4 * MILLI, Some(0), 200 * MICRO);
+    }
+    waiter.work(1_000 * MILLI);
+    waiter.without = 0;
+    for _ in 0..1_000 {
+        waiter.wait(20 * MICRO, Some(0), 0);
+    }
+    assert_eq!(waiter.without, 0);
+}
+
+proptest! {
+    /// However turns, work and sleeps are mixed, strangers' turns take an eighth of the time at most, and what may be
+    /// owed.
+    #[test]
+    fn what_strangers_take_is_bounded(
+        waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)
+    ) {
+        let mut waiter = Waiter::new();
+        let begin = waiter.now;
+        let mut strange = 0;
+        for (turn, helps, sleep, work) in waits {
+            let before = waiter.given;
+            waiter.wait(turn * MILLI, helps.then_some(0), sleep * MICRO);
+            strange += waiter.given - before;
+            waiter.work(work * MICRO);
+        }
+        prop_assert!(strange <= (waiter.now - begin) / 8 + 25 * MILLI, "{strange}");
+    }
+}
