@@ -260,6 +260,7 @@ class Hangs:
 
         Without a patience nobody asks.
         """
+        from torchdata._observe.outside.stacks import kernel_state
         from torchdata._observe.stats.processor import working_time
 
         if self.most == self.seconds:
@@ -274,7 +275,8 @@ class Hangs:
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # threads may have ended
-        works = mark is None or grown >= WORKING * (now - mark.at)
+        # The kernel counts a wait for a processor when it is over: who stands in the queue works, too.
+        works = mark is None or grown >= WORKING * (now - mark.at) or kernel_state(pid) == "running"
         self._marks[child] = _Mark(pid, now, now, worked, works)
         return works
 
