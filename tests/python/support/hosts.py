@@ -24,7 +24,7 @@ class LocalActor:
 
     def __init__(self, host: Host, seed: int, delay: float) -> None:
         self.host, self._dice, self._delay = host, random.Random(seed), delay
-        self._pools = {"tell": ThreadPoolExecutor(3), "pull": ThreadPoolExecutor(3)}
+        self._pools = {name: ThreadPoolExecutor(3) for name in ("tell", "pull", "look")}
         self._is_cut = False
 
     def check(self) -> None:
@@ -52,6 +52,12 @@ class LocalActor:
 
     def pull(self, most: int) -> Future[Pulled]:
         return self._call("pull", self.host.pull, most)
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
+        return self._call("look", self.host.stand, wakes)
+
+    def end(self) -> Future[None]:
+        return self._call("look", self.host.end)
 
     def cut(self) -> None:
         """Takes the host away: what is under way is lost, and so is the worker."""

@@ -28,7 +28,7 @@ __all__ = ["Cluster"]
 #: Seconds within which workers that are late are told of together.
 TOGETHER = 3.0
 #: The groups of threads of an actor.
-_GROUPS = {"tell": 1, "pull": 1}
+_GROUPS = {"tell": 1, "pull": 1, "look": 1}
 
 
 class Cluster:
@@ -169,6 +169,14 @@ class _Actor:
     def pull(self, most: int) -> Future[Pulled]:
         pulled: Future[Pulled] = self._handle.pull.options(concurrency_group="pull").remote(most).future()
         return pulled
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
+        stands: Future[tuple[str, str]] = self._handle.stand.options(concurrency_group="look").remote(wakes).future()
+        return stands
+
+    def end(self) -> Future[None]:
+        ended: Future[None] = self._handle.end.options(concurrency_group="look").remote().future()
+        return ended
 
     def kill(self) -> None:
         if self._ray.is_initialized():  # else it would begin a new one

@@ -35,7 +35,7 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 
-__all__ = ["About", "Host", "Pulled", "RemoteSetup", "apart", "versions"]
+__all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "apart", "versions"]
 
 #: Seconds after which a pull returns though there is nothing: each side hears that the other one lives.
 PULSE = 1.0
@@ -43,6 +43,8 @@ PULSE = 1.0
 DEAF = 600.0
 #: Seconds between two looks at that, and between two at whether there is room for a command, or whether a child is up.
 LOOK, GLANCE = 5.0, 0.002
+#: Seconds between two looks at what the worker has counted.
+SEEN = 0.5
 #: Bytes from which a part of a frame travels beside the pickle.
 APART = 32 << 10
 #: The worker's bell and page.
@@ -61,6 +63,7 @@ class RemoteSetup:
         cadence: how often it takes snapshots.
         budget: bytes of shared memory for what it sends.
         full_stats: whether the time of each pipe is taken.
+        counts: what others in its place have counted before it.
     """
 
     name: str
@@ -70,6 +73,7 @@ class RemoteSetup:
     cadence: tuple[float, float]
     budget: int
     full_stats: bool
+    counts: bytes
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
@@ -82,6 +86,7 @@ class RemoteSetup:
             cadence=setup.cadence,
             budget=budget,
             full_stats=setup.stats.shared.full,
+            counts=setup.stats.shared.carry_out(setup.page),
         )
 
 
@@ -93,6 +98,7 @@ class About:
         pid: its process number there.
         host: that of its host.
         node: the name and address of the machine.
+        address: its address alone.
         exitcode: how it has ended; None while it runs.
         versions: of Python and of libraries, by name.
     """
@@ -100,8 +106,24 @@ class About:
     pid: int
     host: int
     node: str
+    address: str
     exitcode: int | None
     versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker, as seen from its host.
+
+    Args:
+        counts: what it has counted.
+        times: nanoseconds that its threads ran, that they were ready to and did not, and that it has lived.
+        is_stopped: whether it is stopped, by a signal or a debugger.
+    """
+
+    counts: bytes
+    times: tuple[int, int, int]
+    is_stopped: bool
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,7 @@ class Pulled:
         frame: a head and large buffers; empty without units.
         has_ended: whether the worker has, and all has come that it had sent and that is not held back.
         exitcode: how.
+        seen: the worker, if it is time for another look.
     """
 
     number: int
@@ -121,6 +144,7 @@ class Pulled:
     frame: list[Any]
     has_ended: bool = False
     exitcode: int | None = None
+    seen: Seen | None = None
 
 
 def apart(frame: list[Any]) -> list[Any]:
@@ -151,6 +175,8 @@ class Host:
         self._control = control = Link(0, CONTROL_RING)
         self._data = data = Link(min(setup.budget, default_budget()))
         self._stats = stats = StatsBoard(1 + WORKER, 2, PIPES, setup.full_stats)
+        stats.take_in(WORKER, setup.counts)
+        self._seen_at = -SEEN
         shared = SharedPickle(program)
         child_setup = ChildSetup(
             name=setup.name,
@@ -194,7 +220,8 @@ class Host:
         self._carrier = Carrier(self._data, self._control, self._bells, MAIN, WORKER)
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
         importlib.import_module("numpy")  # to be compared
-        return About(child.pid or 0, os.getpid(), _node(), child.exitcode if child.ended else None, versions())
+        exitcode = child.exitcode if child.ended else None
+        return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
         """Passes main's words on to the worker, and commands as it has room for them.
@@ -244,7 +271,33 @@ class Host:
             words, frame = self._carrier.take(0 if self._holds else most)
             self._pulled += 1
             has_ended &= not frame  # units that are held back are lost with it: main may wait for its end
-            return Pulled(self._pulled - 1, words, apart(frame), has_ended, self._child.exitcode if has_ended else None)
+            exitcode = self._child.exitcode if has_ended else None
+            return Pulled(self._pulled - 1, words, apart(frame), has_ended, exitcode, self._look(has_ended))
+
+    def _look(self, is_last: bool) -> Seen | None:
+        """The worker as it is now, if the last look is old enough."""
+        now = time.monotonic()
+        if now - self._seen_at < SEEN and not is_last:
+            return None
+        self._seen_at = now
+        from torchdata._observe.stats.reading import times_of
+
+        ran, stood, lived = times_of(self._child.pid or 0) or (0.0, 0.0, 0.0)
+        times = int(ran * 1e9), int(stood * 1e9), int(lived * 1e9)
+        return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
+
+    def stand(self, wakes: bool) -> tuple[str, str]:
+        """Where the worker stands: the kernel's word on it, and its Python stacks.
+
+        Args:
+            wakes: whether it is stopped, and may go on so that it can answer.
+        """
+        page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
+        return self._child.where_it_stands(page, wakes)
+
+    def end(self) -> None:
+        """Ends the worker at once: one that is stopped would not notice this process's end."""
+        self._child.kill()
 
     def _watch(self) -> None:
         """Notes the worker's end, and ends this process when main is not heard any more."""
@@ -261,10 +314,14 @@ class Host:
             self._carrier.ring()
 
 
-def _node() -> str:
+def _node() -> tuple[str, str]:
+    """The machine, by name and address, and its address alone."""
     ray: Any = sys.modules.get("ray")
     name = socket.gethostname()
-    return name if ray is None else f"{name}, {ray.util.get_node_ip_address()}"
+    if ray is None:
+        return name, name
+    address: str = ray.util.get_node_ip_address()
+    return f"{name}, {address}", address
 
 
 @contextlib.contextmanager

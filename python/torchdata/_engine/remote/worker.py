@@ -21,9 +21,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.remote.host import About, Pulled, apart, versions
+from torchdata._engine.remote.host import About, Pulled, Seen, apart, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
-from torchdata._native import Carrier, OwnedDescriptor
+from torchdata._native import Carrier, OwnedDescriptor, StatsBoard
 
 __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 
@@ -35,6 +35,8 @@ TOLD = 1 << 20
 _END = 1 << 32
 #: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
 LOOK, JOINED = 1.0, 5.0
+#: Seconds within which a host tells where its worker stands, and ends it.
+ANSWERED, ENDED = 10.0, 1.0
 
 #: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
 LATE = 10.0
@@ -54,6 +56,10 @@ class Actor(Protocol):
     def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None: ...
 
     def pull(self, most: int) -> Future[Pulled]: ...
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]: ...
+
+    def end(self) -> Future[None]: ...
 
     def kill(self) -> None: ...
 
@@ -100,6 +106,7 @@ class RemoteWorker(ChildProcess):
         self._carrier: Carrier | None = None
         #: What it is, once it is up.
         self.about: About | None = None
+        self._seen: Seen | None = None
         ends = os.pipe()
         #: Its end is written into one; who watches it has copies of the other.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
@@ -140,6 +147,31 @@ class RemoteWorker(ChildProcess):
         """Whether it was asked for, and is not up."""
         return self._actor is not None and self.about is None and not self._has_ended
 
+    @property
+    def is_up(self) -> bool:
+        """Whether Ray has found room for it, and its process takes commands."""
+        return self.about is not None
+
+    def has_page(self, page: dict[str, Any]) -> bool:
+        """Whether the counters of a page are those of its process."""
+        return self.about is not None and page["pid"] == self.about.pid and self._seen is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process was stopped when its host looked last."""
+        return self._seen is not None and self._seen.is_stopped
+
+    def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
+        """What its host says of where its process stands."""
+        actor = self._actor
+        try:
+            if actor is None or self.about is None:
+                return "not up yet", "It has no stack."
+            actor.check()
+            return actor.stand(wakes).result(ANSWERED)
+        except Exception as error:  # whatever Ray says of a host that does not answer
+            return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
+
     def kill(self) -> None:
         """Ends it at once."""
         self._is_killed = True
@@ -168,8 +200,13 @@ class RemoteWorker(ChildProcess):
             self._carry(actor)
         except BaseException as error:
             self.told = self._hosts.why(error)
+        if self._is_killed and self.about is not None:
+            with contextlib.suppress(Exception):
+                actor.end().result(ENDED)
         with contextlib.suppress(Exception):
             actor.kill()
+        if self.about is not None:
+            self._board.set_gone(self._setup.page)
         self._has_ended = True
         with contextlib.suppress(OSError):
             os.write(self._ending.fileno(), b"\0")
@@ -185,6 +222,7 @@ class RemoteWorker(ChildProcess):
         differences = _differences(about.versions)
         if differences:
             raise VersionsDiffer(differences)
+        self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
         lines, bells, index = self._setup.lines, self._setup.common.bells.shared, self._setup.index
         self._carrier = carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, index, MAIN)
         pulls: deque[Future[Pulled]] = deque()
@@ -214,6 +252,7 @@ class RemoteWorker(ChildProcess):
                 carrier.wait(LOOK, True, bool(arrived))
                 continue
             pulled += 1
+            self._note(one)
             if one.words is not None:
                 carrier.put_words(one.words)
             arrived.add(one.frame)
@@ -221,6 +260,20 @@ class RemoteWorker(ChildProcess):
                 arrived.put()
                 self.exitcode = one.exitcode
                 return
+
+    def _note(self, one: Pulled) -> None:
+        """Shows what its host has seen of it, and counts what has come over the network."""
+        page = self._setup.page
+        if one.frame:
+            came = _bytes_of(one.frame)
+            self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)
+        if one.seen is not None:
+            self._board.hear(page, one.seen.counts, one.seen.times)
+            self._seen = one.seen
+
+    @property
+    def _board(self) -> StatsBoard:
+        return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker is up; None if it was killed before."""

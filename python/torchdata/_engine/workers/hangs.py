@@ -10,7 +10,9 @@ process that waits for another one is not to blame, unless it is stopped.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ __all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
 
 #: Seconds that a process may take at least to come to its first item: it imports the program, and loads a state.
 STARTING = 60.0
+#: Seconds beyond the patience for which one on another machine may be unheard.
+UNHEARD = 5.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Hangs:
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
-            if waited - since >= self._patience(fault, pages.get(fault), patience):
+            known = waited - since - _unheard(pages.get(fault), patience)
+            if known >= self._patience(fault, pages.get(fault), patience):
                 ended |= self._end(fault, pages.get(fault), waited - since)
         return ended
 
@@ -171,7 +176,7 @@ class Hangs:
 
     def _is_at(self, page: Any, child: int) -> bool:
         """Whether a page is that of the process which has the place now."""
-        return bool(page["pid"] == self._members.processes[child].pid)
+        return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
         """The child to blame: one that is stopped, else the last one, which waits for none of the others."""
@@ -183,18 +188,20 @@ class Hangs:
         return chain[0] if is_circle else chain[-1]
 
     def _is_stopped(self, child: int) -> bool:
-        from torchdata._observe.outside.stacks import is_stopped
-
-        return is_stopped(self._members.processes[child].pid or 0)
+        return self._members.processes[child].is_stopped
 
     def _patience(self, child: int, page: Any, patience: float) -> float:
-        """The patience with a child: more while it comes to its first item, unless it is stopped."""
+        """The patience with a child: more while it comes to its first item, unless it is stopped.
+
+        With one for which there is no room yet there is no end to it.
+        """
+        if not self._members.processes[child].is_up:
+            return math.inf
         begins = page is None or not self._is_at(page, child) or not _runs(page)
         return max(patience, STARTING) if begins and not self._is_stopped(child) else patience
 
     def _end(self, child: int, page: Any, waited: float) -> bool:
         """Reports where a process stands, and kills it."""
-        from torchdata._observe.outside.stacks import where_it_stands
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
@@ -205,16 +212,26 @@ class Hangs:
                 return False
             is_here = page is not None and self._is_at(page, child)
             stopped = self._is_stopped(child)
-            number, descriptor = (page["signal"], page["stack"]) if is_here else (0, 0)
-            where, stack = where_it_stands(pid, number, descriptor, wakes=stopped)
+            where, stack = process.where_it_stands(page if is_here else None, wakes=stopped)
             pipe = pipe_at_work(page) if is_here else None
             runs = f", in {pipe}" if pipe else ""
             how = f"made nothing for {duration(waited)}, {where}{runs}, and was killed for it (`timeout`)"
             self._hung[pid] = Hung(how, stack, is_told=stopped)
             process.kill()
         if stopped:  # it went on to tell where it stands, and may have done its part: then nobody notices its death
-            warnings.warn(f"{process.name} (pid {pid}) {how}\n{stack}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
+
+
+def _unheard(page: Any, patience: float) -> float:
+    """Seconds of late of which nothing is known of a process, as its counters come from another machine.
+
+    None are left where nothing has come for so long that it, or its host, hangs.
+    """
+    if page is None or not page["heard"]:
+        return 0.0
+    unheard = max(0.0, (time.monotonic_ns() - page["heard"]) / 1e9)
+    return unheard if unheard < patience + UNHEARD else 0.0
 
 
 def _counts(page: Any) -> Any:

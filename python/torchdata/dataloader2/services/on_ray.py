@@ -66,8 +66,10 @@ class RayReadingService(MultiProcessingReadingService):
             lives.
         on_worker_exit: "error" raises `WorkerExitedError` when a worker, its actor or its machine dies; "restart" has
             Ray place another one, which goes on from the last snapshot.
+        on_timeout: "error" raises TimeoutError after `timeout`; "restart" ends the worker that hangs, tells where it
+            stood, and has Ray place another one.
 
-    Not there yet: `num_workers="auto"`, `on_timeout="restart"` and `sharding_round_robin_dispatch`, which raise.
+    Not there yet: `num_workers="auto"` and `sharding_round_robin_dispatch`, which raise.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class RayReadingService(MultiProcessingReadingService):
         memory_budget: int | None = None,
         timeout: float | None = None,
         on_worker_exit: str = "error",
+        on_timeout: str = "error",
     ) -> None:
         check_int(_NAME, "num_workers", num_workers, least=1)
         check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
@@ -101,6 +104,7 @@ class RayReadingService(MultiProcessingReadingService):
             memory_budget=memory_budget,
             timeout=timeout,
             on_worker_exit=on_worker_exit,
+            on_timeout=on_timeout,
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         self.scheduling = scheduling
