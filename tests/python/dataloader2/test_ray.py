@@ -80,6 +80,17 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
     ]
 
 
+def test_what_one_process_deals_out_is_made_here_and_comes_in_the_order_of_local_workers() -> None:
+    def make() -> Any:
+        here = IterableWrapper(range(200)).shuffle().map(lambda x: (x, os.getpid()))
+        return here.sharding_round_robin_dispatch(MULTIPROCESSING).map(lambda pair: (*pair, os.getpid()))
+
+    far, near = epochs(make, remote()), epochs(make, local())
+    assert [[item[0] for item in epoch] for epoch in far] == [[item[0] for item in epoch] for epoch in near]
+    makers, workers = {item[1] for item in far[0]}, {item[2] for item in far[0]}
+    assert (len(makers), len(workers)) == (1, WORKERS)
+
+
 def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
     service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
     with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
@@ -234,9 +245,6 @@ def test_a_loader_that_is_dropped_ends_its_actors() -> None:
 
 
 def test_what_is_not_there_yet_is_refused_by_name() -> None:
-    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(MULTIPROCESSING)
-    with pytest.raises(NotImplementedError, match="RayReadingService runs no dispatching process yet"):
-        iter(DataLoader2(pipe, reading_service=remote()))
     with pytest.raises(TypeError, match="num_workers"):
         RayReadingService("auto")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_workers"):

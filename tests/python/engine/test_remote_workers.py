@@ -177,7 +177,7 @@ host.DEAF, host.LOOK = 1.0, 0.1
 if __name__ == "__main__":
     empty = host.StatsBoard(1, 1, 1, False).carry_out(0)
     kind = "torchdata.dataloader2.services.program", "GraphProgram"
-    setup = RemoteSetup("worker process 0", 0, 1, kind, (1.0, 10.0), 1 << 20, False, empty)
+    setup = RemoteSetup("worker process 0", 0, 1, kind, (1.0, 10.0), 1 << 20, False, empty, None, 0)
     made = Host(setup, cloudpickle.dumps(None))
     print(made._child.pid, flush=True)
     made.begin()
@@ -208,7 +208,7 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
     """The first items, when the hosts hold back others; and the iterator."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
-    wait_for(lambda: all(actor.host._holds for actor in loader.reading_service.made.actors))
+    wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))
     return first, iterator
 
 

@@ -69,7 +69,8 @@ class RayReadingService(MultiProcessingReadingService):
         on_timeout: "error" raises TimeoutError after `timeout`; "restart" ends the worker that hangs, tells where it
             stood, and has Ray place another one.
 
-    Not there yet: `num_workers="auto"` and `sharding_round_robin_dispatch`, which raise.
+    What `sharding_round_robin_dispatch` deals out is made in a process of this machine. `num_workers="auto"` is not
+    there yet, and raises.
     """
 
     def __init__(
@@ -116,11 +117,6 @@ class RayReadingService(MultiProcessingReadingService):
         self._cluster: Any = None
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
-        if dispatching is not None:
-            raise NotImplementedError(
-                f"{_NAME} runs no dispatching process yet, which sharding_round_robin_dispatch needs: share the items "
-                "out by sharding_filter, or use a MultiProcessingReadingService"
-            )
         from torchdata._engine.remote.cluster import Cluster
         from torchdata.dataloader2.linter import warn_of_local_paths
 
