@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hanging import Hanging
 from process_checks import MULTIPROCESSING, is_gone
-from ray_cluster import PIPELINES, cluster, failing, needs_ray, numbered, of_ray
+from ray_cluster import PIPELINES, cluster, failing, needs_ray, numbered, of_ray, reading
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
@@ -77,6 +78,17 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
     assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
         (400_000, x, True) for x in range(12)
     ]
+
+
+def test_what_one_process_deals_out_is_made_here_and_comes_in_the_order_of_local_workers() -> None:
+    def make() -> Any:
+        here = IterableWrapper(range(200)).shuffle().map(lambda x: (x, os.getpid()))
+        return here.sharding_round_robin_dispatch(MULTIPROCESSING).map(lambda pair: (*pair, os.getpid()))
+
+    far, near = epochs(make, remote()), epochs(make, local())
+    assert [[item[0] for item in epoch] for epoch in far] == [[item[0] for item in epoch] for epoch in near]
+    makers, workers = {item[1] for item in far[0]}, {item[2] for item in far[0]}
+    assert (len(makers), len(workers)) == (1, WORKERS)
 
 
 def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
@@ -149,6 +161,54 @@ def test_a_cluster_of_this_machine_spans_no_others() -> None:
     assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
 
 
+def test_workers_run_in_a_placement_group_and_in_an_environment_of_the_user_s(ray: Any) -> None:
+    group = ray.util.placement_group([{"CPU": 0.5}] * WORKERS)
+    ray.get(group.ready(), timeout=100)
+    service = RayReadingService(
+        WORKERS,
+        ray_remote_args={"num_cpus": 0.5},
+        scheduling=group,
+        runtime_env={"env_vars": {"OF_THE_USER": "yes"}},
+    )
+    pipe = IterableWrapper(range(4)).sharding_filter().map(lambda x: (x, os.environ["OF_THE_USER"]))
+    with DataLoader2(pipe, reading_service=service) as loader:
+        assert list(loader) == [(x, "yes") for x in range(4)]
+        taken = ray.util.placement_group_table(group)["bundles_to_node_id"]
+        assert len(taken) == WORKERS
+    ray.util.remove_placement_group(group)
+
+
+def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None:
+    with DataLoader2(numbered(3000).map(reading), reading_service=remote()) as loader:
+        count = sum(1 for _ in loader)
+        wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == count)
+        stats = loader.stats()
+        actors = [one._actor.identity for one in loader.reading_service.engine_processes()._processes]
+    node = ray.util.get_node_ip_address()
+    assert [(worker.node, worker.actor) for worker in stats.workers] == [(node, actor) for actor in actors]
+    assert all(worker.called == f"{worker.name} on node {node}" for worker in stats.workers)
+    assert stats.network_bytes_per_second > 0
+
+
+@pytest.mark.parametrize("way", ["sleep", "stop"])
+def test_a_worker_that_hangs_is_told_of_with_its_stack_and_replaced(way: str, tmp_path: Path) -> None:
+    hang = Hanging(way, tmp_path)
+
+    def at_seventy(x: int) -> int:
+        if x == 70:
+            hang()
+        return x
+
+    pipe = IterableWrapper(range(200)).sharding_filter().map(at_seventy)
+    service = remote(timeout=3.0, on_timeout="restart")
+    with (
+        pytest.warns(RuntimeWarning, match=r"on .*, Ray actor \w+\) made nothing for") as told,
+        DataLoader2(pipe, reading_service=service) as loader,
+    ):
+        assert list(loader) == list(range(200))
+    assert any("in at_seventy" in str(one.message) for one in told)
+
+
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
@@ -184,15 +244,12 @@ def test_a_loader_that_is_dropped_ends_its_actors() -> None:
 
 
 def test_what_is_not_there_yet_is_refused_by_name() -> None:
-    pipe = IterableWrapper(range(4)).sharding_round_robin_dispatch(MULTIPROCESSING)
-    with pytest.raises(NotImplementedError, match="RayReadingService runs no dispatching process yet"):
-        iter(DataLoader2(pipe, reading_service=remote()))
     with pytest.raises(TypeError, match="num_workers"):
         RayReadingService("auto")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_workers"):
         RayReadingService(0)
-    with pytest.raises(TypeError, match="on_timeout"):
-        RayReadingService(2, on_timeout="restart")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="on_timeout='restart' needs a timeout"):
+        RayReadingService(2, on_timeout="restart")
 
 
 @pytest.mark.parametrize("option", ["max_concurrency", "max_restarts", "lifetime", "runtime_env"])

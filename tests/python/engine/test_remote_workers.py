@@ -7,7 +7,10 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +18,9 @@ import pytest
 
 from hosts import LocallyRemote
 from one_rank import Alone
-from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
+from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import PIPELINES, array, as_it_is, double, failing, numbered, wide
+from torchdata._engine.remote import host as host_module
 from torchdata._engine.workers import epochs as epochs_module
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -153,6 +157,44 @@ def test_a_host_that_is_gone_is_an_error_with_the_reason_that_is_told() -> None:
     assert got == list(range(0, 2 * len(got), 2))
 
 
+def test_versions_that_differ_are_an_error_that_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = host_module.versions()
+    monkeypatch.setattr(host_module, "versions", lambda: {**ours, "Python": "3.9.1", "torchdata-rs": "0.0.1"})
+    with (
+        DataLoader2(numbered(10), reading_service=LocallyRemote(1)) as loader,
+        pytest.raises(WorkerExitedError) as caught,
+    ):
+        list(loader)
+    for name, there in (("Python", "3.9.1"), ("torchdata-rs", "0.0.1")):
+        assert f"{name} is {ours[name]} here and {there} there" in str(caught.value)
+
+
+DEAF = """
+import cloudpickle, sys, time
+from torchdata._engine.remote import host
+from torchdata._engine.remote.host import Host, RemoteSetup
+host.DEAF, host.LOOK = 1.0, 0.1
+if __name__ == "__main__":
+    empty = host.StatsBoard(1, 1, 1, False).carry_out(0)
+    kind = "torchdata.dataloader2.services.program", "GraphProgram"
+    setup = RemoteSetup("worker process 0", 0, 1, kind, (1.0, 10.0), 1 << 20, False, empty, None, 0)
+    made = Host(setup, cloudpickle.dumps(None))
+    print(made._child.pid, flush=True)
+    made.begin()
+    time.sleep(200)
+"""
+
+
+def test_a_host_that_hears_nothing_from_main_ends_itself_and_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    command = [sys.executable, str(tmp_path / "deaf.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        pid = int(program.stdout.readline())
+        assert program.wait(100) == 1
+    wait_for(lambda: is_gone(pid))
+
+
 # -- no room in main ---------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +208,7 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
     """The first items, when the hosts hold back others; and the iterator."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
-    wait_for(lambda: all(actor.host._holds for actor in loader.reading_service.made.actors))
+    wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))
     return first, iterator
 
 

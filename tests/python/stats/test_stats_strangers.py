@@ -134,7 +134,7 @@ def test_processes_of_a_container_are_told_by_their_numbers_here(tmp_path, monke
     assert attaching._numbers(999) is None
     board = SimpleNamespace(
         full=True,
-        read=lambda: [{"page": 0, "pid": 7, "pipes": []}, {"page": 1, "pid": 9, "pipes": []}],
+        read=lambda: [{"page": number, "pid": pid, "pipes": [], "place": ""} for number, pid in enumerate((7, 9))],
         read_change=lambda: None,
     )
     pages = read_board(board, {7: 200, 8: 201}).pages

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import cloudpickle
-
+from torchdata._engine.processes.process import ChildProcess
+from torchdata._engine.remote.dispatching import DispatchingChild, pickled
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
@@ -24,7 +24,7 @@ class LocalActor:
 
     def __init__(self, host: Host, seed: int, delay: float) -> None:
         self.host, self._dice, self._delay = host, random.Random(seed), delay
-        self._pools = {"tell": ThreadPoolExecutor(3), "pull": ThreadPoolExecutor(3)}
+        self._pools = {name: ThreadPoolExecutor(3) for name in ("tell0", "pull0", "tell1", "pull1", "look")}
         self._is_cut = False
 
     def check(self) -> None:
@@ -45,13 +45,19 @@ class LocalActor:
         return self._pools[pool].submit(run)
 
     def begin(self) -> Future[About]:
-        return self._call("pull", self.host.begin)
+        return self._call("pull0", self.host.begin)
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
-        self._call("tell", self.host.tell, number, words, frame, holds)
+    def tell(self, lane: int, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        self._call(f"tell{lane}", self.host.tell, lane, number, words, frame, holds)
 
-    def pull(self, most: int) -> Future[Pulled]:
-        return self._call("pull", self.host.pull, most)
+    def pull(self, lane: int, most: int) -> Future[Pulled]:
+        return self._call(f"pull{lane}", self.host.pull, lane, most)
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
+        return self._call("look", self.host.stand, wakes)
+
+    def end(self) -> Future[None]:
+        return self._call("look", self.host.end)
 
     def cut(self) -> None:
         """Takes the host away: what is under way is lost, and so is the worker."""
@@ -75,16 +81,22 @@ class LocalHosts:
     def get_start_method(self) -> str:
         return "ray"
 
-    def make_child(self, name: str, args: tuple[ChildSetup]) -> RemoteWorker:
+    def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
+        (setup,) = args
+        if setup.dispatches:
+            return DispatchingChild(name, setup)
         return RemoteWorker(self, name, *args)
 
     def host(self, setup: ChildSetup) -> LocalActor:
-        host = Host(RemoteSetup.of(setup, 4 << 20), cloudpickle.dumps(setup.program, protocol=5))
+        host = Host(RemoteSetup.of(setup, 4 << 20), pickled(setup.program))
         self.actors.append(LocalActor(host, self._seed + len(self.actors), self._delay))
         return self.actors[-1]
 
     def tell_late(self, seconds: float) -> None:
         pass
+
+    def is_of_host(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError)
 
     def why(self, error: BaseException) -> str:
         return f"it is told: {error}"

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.popen_fork import Popen
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
@@ -223,6 +223,51 @@ class ChildProcess(ABC):
     def sign(self) -> int | OwnedDescriptor:
         """What a reader of links watches it by: its number, or a descriptor that becomes readable when it ends."""
         return self.pid or 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is there to be judged: one on another machine may wait for room."""
+        return True
+
+    def has_page(self, page: dict[str, Any]) -> bool:
+        """Whether the counters of a page are this process's, and not of one before it in its place."""
+        return bool(page["pid"] == self.pid)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, by a signal or a debugger."""
+        from torchdata._observe.outside.stacks import is_stopped
+
+        return is_stopped(self.pid or 0)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its main thread runs, or stands in the queue of a processor."""
+        from torchdata._observe.outside.stacks import kernel_state
+
+        return kernel_state(self.pid or 0) == "running"
+
+    def worked(self, page: dict[str, Any] | None) -> float | None:
+        """Seconds that its threads have run, or have waited for a processor; None if nobody knows.
+
+        Args:
+            page: its counters, which tell it of a process on another machine.
+        """
+        from torchdata._observe.stats.processor import working_time
+
+        return working_time(self.pid or 0)
+
+    def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
+        """The kernel's word on it, and its Python stacks, or why there are none.
+
+        Args:
+            page: its counters; None where they are not its own yet.
+            wakes: whether it is stopped, and may go on so that it can answer.
+        """
+        from torchdata._observe.outside.stacks import where_it_stands
+
+        number, descriptor = (page["signal"], page["stack"]) if page is not None else (0, 0)
+        return where_it_stands(self.pid or 0, number, descriptor, wakes=wakes)
 
     @property
     def called(self) -> str:

@@ -73,13 +73,14 @@ def start_all(
         AssertionError: this process is a daemon of multiprocessing's, which is to have no children.
     """
     assert not current_process().daemon, "daemonic processes are not allowed to have children"
-    if start_method in _SPAWNING and _imports_the_program():
+    children = list(children)
+    spawns = start_method in _SPAWNING
+    if spawns and _imports_the_program():
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
-        if start_method in _SPAWNING:
+        if spawns or any(isinstance(child, SpawnedChild) for child in children):
             # Started with the first child it would take the mask off again, with which it starts itself.
             _ensure_tracker()
-        children = list(children)
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
             return fork_all(forked, started, deferred.deliver)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import end_before_others
+from torchdata._engine.remote.dispatching import DispatchingChild, pickled
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
@@ -28,7 +29,7 @@ __all__ = ["Cluster"]
 #: Seconds within which workers that are late are told of together.
 TOGETHER = 3.0
 #: The groups of threads of an actor.
-_GROUPS = {"tell": 1, "pull": 1}
+_GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
@@ -82,7 +83,10 @@ class Cluster:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """A child that is not started yet; see `new_child`."""
+        """A child that is not started yet; see `new_child`. The dispatching process is one of this machine."""
+        (setup,) = args
+        if setup.dispatches:
+            return DispatchingChild(name, setup)
         worker = RemoteWorker(self, name, *args)
         self._made = [one for one in self._made if one() is not None] + [weakref.ref(worker)]
         return worker
@@ -128,15 +132,12 @@ class Cluster:
     def _stored(self, program: Program) -> Any:
         known = self._programs.get(id(program))
         if known is None:
-            import cloudpickle
-
-            try:
-                # By value what the user's program defines: it is not the main module there.
-                pickled = cloudpickle.dumps(program, protocol=5)
-            except Exception as error:
-                raise TypeError(program.why_unpicklable("ray", error)) from error
-            known = self._programs[id(program)] = program, self._ray.put(pickled)
+            known = self._programs[id(program)] = program, self._ray.put(pickled(program))
         return known[1]
+
+    def is_of_host(self, error: BaseException) -> bool:
+        """Whether an error of an actor's call says that there is no host any more."""
+        return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
@@ -163,12 +164,21 @@ class _Actor:
         begun: Future[About] = self._handle.begin.remote().future()
         return begun
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
-        self._handle.tell.options(concurrency_group="tell").remote(number, words, frame, holds)
+    def tell(self, lane: int, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+        self._handle.tell.options(concurrency_group=f"tell{lane}").remote(lane, number, words, frame, holds)
 
-    def pull(self, most: int) -> Future[Pulled]:
-        pulled: Future[Pulled] = self._handle.pull.options(concurrency_group="pull").remote(most).future()
+    def pull(self, lane: int, most: int) -> Future[Pulled]:
+        pull = self._handle.pull.options(concurrency_group=f"pull{lane}").remote(lane, most)
+        pulled: Future[Pulled] = pull.future()
         return pulled
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
+        stands: Future[tuple[str, str]] = self._handle.stand.options(concurrency_group="look").remote(wakes).future()
+        return stands
+
+    def end(self) -> Future[None]:
+        ended: Future[None] = self._handle.end.options(concurrency_group="look").remote().future()
+        return ended
 
     def kill(self) -> None:
         if self._ray.is_initialized():  # else it would begin a new one

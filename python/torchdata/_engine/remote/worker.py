@@ -2,7 +2,8 @@
 
 Role: runs in main. The worker has the links that any child has, of which main has the usual ends. The other ends are a
 carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts into them
-what it pulls from there. So main's collector, commands, leases and states see a child like any other.
+what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another thread
+carries what the dispatching process sends, if there is one, which runs on this machine.
 
 Everything that comes from a host goes through its own worker's thread and links: what an earlier worker in the same
 place has sent cannot come to a later one's.
@@ -16,14 +17,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.remote.host import About, Pulled, apart, versions
+from torchdata._engine.remote.host import About, Pulled, Seen, apart, bytes_of, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
-from torchdata._native import Carrier, OwnedDescriptor
+from torchdata._engine.workers.members import CONTROL_RING
+from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 
 __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 
@@ -35,6 +37,8 @@ TOLD = 1 << 20
 _END = 1 << 32
 #: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
 LOOK, JOINED = 1.0, 5.0
+#: Seconds within which a host tells where its worker stands, and ends it.
+ANSWERED, ENDED = 10.0, 1.0
 
 #: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
 LATE = 10.0
@@ -51,9 +55,13 @@ class Actor(Protocol):
 
     def begin(self) -> Future[About]: ...
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None: ...
+    def tell(self, lane: int, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None: ...
 
-    def pull(self, most: int) -> Future[Pulled]: ...
+    def pull(self, lane: int, most: int) -> Future[Pulled]: ...
+
+    def stand(self, wakes: bool) -> Future[tuple[str, str]]: ...
+
+    def end(self) -> Future[None]: ...
 
     def kill(self) -> None: ...
 
@@ -76,6 +84,9 @@ class Hosts(Protocol):
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
 
+    def is_of_host(self, error: BaseException) -> bool:
+        """Whether an error of an actor's call says that there is no host any more."""
+
 
 class VersionsDiffer(RuntimeError):
     """The worker would run under other versions than main."""
@@ -97,9 +108,13 @@ class RemoteWorker(ChildProcess):
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None
-        self._carrier: Carrier | None = None
+        #: What its threads carry by.
+        self._carriers: list[Carrier] = []
         #: What it is, once it is up.
         self.about: About | None = None
+        self._seen: Seen | None = None
+        #: What went wrong with what is dispatched.
+        self._fault: Exception | None = None
         ends = os.pipe()
         #: Its end is written into one; who watches it has copies of the other.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
@@ -140,6 +155,42 @@ class RemoteWorker(ChildProcess):
         """Whether it was asked for, and is not up."""
         return self._actor is not None and self.about is None and not self._has_ended
 
+    @property
+    def is_up(self) -> bool:
+        """Whether Ray has found room for it, and its process takes commands."""
+        return self.about is not None
+
+    def has_page(self, page: dict[str, Any]) -> bool:
+        """Whether the counters of a page are those of its process."""
+        return self.about is not None and page["pid"] == self.about.pid and self._seen is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process was stopped when its host looked last."""
+        return self._seen is not None and self._seen.is_stopped
+
+    @property
+    def is_running(self) -> bool:
+        """False: its host tells the time that it worked, and nothing of the moment."""
+        return False
+
+    def worked(self, page: dict[str, Any] | None) -> float | None:
+        """Seconds that its threads had run, or had waited for a processor, when its host looked last."""
+        if page is None or not self.has_page(page):
+            return None
+        return float(page["ran"] + page["stood"]) / 1e9
+
+    def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
+        """What its host says of where its process stands."""
+        actor = self._actor
+        try:
+            if actor is None or self.about is None:
+                return "not up yet", "It has no stack."
+            actor.check()
+            return actor.stand(wakes).result(ANSWERED)
+        except Exception as error:  # whatever Ray says of a host that does not answer
+            return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
+
     def kill(self) -> None:
         """Ends it at once."""
         self._is_killed = True
@@ -155,8 +206,7 @@ class RemoteWorker(ChildProcess):
 
     def _ring(self) -> None:
         self._wake.set()
-        carrier = self._carrier
-        if carrier is not None:
+        for carrier in self._carriers:
             carrier.ring()
 
     # -- its thread --------------------------------------------------------------------------------
@@ -168,9 +218,15 @@ class RemoteWorker(ChildProcess):
             self._carry(actor)
         except BaseException as error:
             self.told = self._hosts.why(error)
+        if self._is_killed and self.about is not None:
+            with contextlib.suppress(Exception):
+                actor.end().result(ENDED)
         with contextlib.suppress(Exception):
             actor.kill()
+        if self.about is not None:
+            self._board.set_gone(self._setup.page)
         self._has_ended = True
+        self._ring()
         with contextlib.suppress(OSError):
             os.write(self._ending.fileno(), b"\0")
 
@@ -185,42 +241,56 @@ class RemoteWorker(ChildProcess):
         differences = _differences(about.versions)
         if differences:
             raise VersionsDiffer(differences)
-        lines, bells, index = self._setup.lines, self._setup.common.bells.shared, self._setup.index
-        self._carrier = carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, index, MAIN)
-        pulls: deque[Future[Pulled]] = deque()
-        early: dict[int, Pulled] = {}
-        arrived = _Arrived(carrier, self._hosts.chunk_bytes)
-        told = pulled = 0
-        holds = False
-        while not self._is_killed:
-            actor.check()
-            arrived.put()
-            words, commands = carrier.take(TOLD)
-            if words is not None and words[0] & _END:
-                arrived.end()
-            if words is not None or commands or holds != arrived.is_much:
-                holds = arrived.is_much
-                actor.tell(told, words, apart(commands), holds)
-                told += 1
-            while len(pulls) < AHEAD:
-                pull = actor.pull(self._hosts.chunk_bytes)
-                pulls.append(pull)
-                pull.add_done_callback(_ringing(carrier))
-            while pulls and pulls[0].done():
-                brought = pulls.popleft().result()
-                early[brought.number] = brought
-            one = early.pop(pulled, None)
-            if one is None:
-                carrier.wait(LOOK, True, bool(arrived))
-                continue
-            pulled += 1
-            if one.words is not None:
-                carrier.put_words(one.words)
-            arrived.add(one.frame)
+        self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
+        setup, lines = self._setup, self._setup.lines
+        bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
+        carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, setup.index, MAIN)
+        self._carriers.append(carrier)
+        lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
+        if lines.dispatched is not None:
+            # Nothing is sent to the dispatching process but words.
+            nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
+            from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
+            self._carriers.append(from_dispatching)
+            threading.Thread(
+                target=self._carry_dispatched,
+                args=(_Lane(1, actor, from_dispatching, most, lambda: not (self._is_killed or self._has_ended)),),
+                name=f"torchdata-dispatched-{self.name}",
+                daemon=True,
+            ).start()
+        for one in lane.carry():
+            self._note(one)
             if one.has_ended:  # frames without room are lost, like what a dead worker had not put into its ring
-                arrived.put()
                 self.exitcode = one.exitcode
                 return
+        if self._fault is not None:
+            raise self._fault
+
+    def _carry_dispatched(self, lane: _Lane) -> None:
+        """Carries what is dispatched, in a thread of its own, until the worker has ended."""
+        try:
+            for one in lane.carry():
+                if one.has_ended:
+                    return
+        except Exception as error:
+            # That the host is gone is the other lane's to say, which hears it, too.
+            if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
+                self._fault = error
+                self.kill()
+
+    def _note(self, one: Pulled) -> None:
+        """Shows what its host has seen of it, and counts what has come over the network."""
+        page = self._setup.page
+        if one.frame:
+            came = bytes_of(one.frame)
+            self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)
+        if one.seen is not None:
+            self._board.hear(page, one.seen.counts, one.seen.times)
+            self._seen = one.seen
+
+    @property
+    def _board(self) -> StatsBoard:
+        return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker is up; None if it was killed before."""
@@ -234,6 +304,60 @@ class RemoteWorker(ChildProcess):
                 self._hosts.tell_late(time.monotonic() - began)
                 patience *= 2
         return None
+
+
+class _Lane:
+    """A pair of links between main and a worker, of which this is main's side; see `torchdata._engine.remote.host`.
+
+    Args:
+        number: which one.
+        actor: the host.
+        carrier: takes from the one link and puts into the other.
+        most: bytes of a frame from which on no further unit is added.
+        goes_on: whether anybody wants it carried.
+    """
+
+    def __init__(self, number: int, actor: Actor, carrier: Carrier, most: int, goes_on: Callable[[], bool]) -> None:
+        self._number, self._actor, self._carrier = number, actor, carrier
+        self._most, self._goes_on = most, goes_on
+
+    def carry(self) -> Iterator[Pulled]:
+        """Carries, and gives each pull that has come, after its words were shown and before its frame was put."""
+        actor, carrier, number = self._actor, self._carrier, self._number
+        pulls: deque[Future[Pulled]] = deque()
+        early: dict[int, Pulled] = {}
+        arrived = _Arrived(carrier, self._most)
+        told = pulled = 0
+        holds = is_full = False
+        while self._goes_on():
+            actor.check()
+            arrived.put()
+            words, units = carrier.take(0 if is_full else TOLD)
+            if words is not None and words[0] & _END:
+                arrived.end()
+            if words is not None or units or holds != arrived.is_much:
+                holds = arrived.is_much
+                actor.tell(number, told, words, apart(units), holds)
+                told += 1
+            while len(pulls) < AHEAD:
+                pull = actor.pull(number, self._most)
+                pulls.append(pull)
+                pull.add_done_callback(_ringing(carrier))
+            while pulls and pulls[0].done():
+                brought = pulls.popleft().result()
+                early[brought.number] = brought
+            one = early.pop(pulled, None)
+            if one is None:
+                carrier.wait(LOOK, not is_full, bool(arrived))
+                continue
+            pulled += 1
+            is_full = one.is_full
+            if one.words is not None:
+                carrier.put_words(one.words)
+            arrived.add(one.frame)
+            if one.has_ended:
+                arrived.put()
+            yield one
 
 
 class _Arrived:
@@ -262,22 +386,18 @@ class _Arrived:
         """Takes one in, which may be empty."""
         if frame and not self._has_ended:
             self._frames.append(frame)
-            self._bytes += _bytes_of(frame)
+            self._bytes += bytes_of(frame)
 
     def put(self) -> None:
         """Puts as many as find room."""
         while self._frames and self._carrier.put(self._frames[0]):
-            self._bytes -= _bytes_of(self._frames.popleft())
+            self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
         """Drops all that are there and that come: main reads no more, so there may never be room."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
-
-
-def _bytes_of(frame: list[Any]) -> int:
-    return sum(memoryview(part).nbytes for part in frame)
 
 
 def _ringing(carrier: Carrier) -> Callable[[object], None]:

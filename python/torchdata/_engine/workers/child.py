@@ -152,8 +152,9 @@ class ChildSetup:
     lines: Lines
     #: Bells of those to whom the items go.
     output_peers: list[int]
-    #: Index of the dispatching process's bell.
+    #: Index of the dispatching process's bell, and its page of counters.
     dispatcher_index: int
+    dispatcher_page: int
     #: Items that the dispatching process may be ahead.
     window: int
     #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
@@ -175,11 +176,6 @@ class ChildSetup:
     def output_pages(self) -> list[int]:
         """Those of the processes that its items go to."""
         return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
-
-    @property
-    def dispatcher_page(self) -> int:
-        """That of the dispatching process."""
-        return self.dispatcher_index + self.pages_behind
 
 
 def run_child(setup: ChildSetup) -> None:

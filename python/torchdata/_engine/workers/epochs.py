@@ -253,6 +253,11 @@ class Children:
             return time.monotonic()
         return began
 
+    def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
+        """Where the child of a page stands: the kernel's word on it, and its Python stacks."""
+        child: int = page["page"] - self.room.first_page
+        return self._processes[child].where_it_stands(page)
+
     def set_window(self, window: int) -> bool:
         """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
         if not self.collector.set_window(window):

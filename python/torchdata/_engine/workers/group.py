@@ -105,6 +105,7 @@ class Group(OwnsChildren):
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
+                dispatcher_page=count + self.room.first_page - 1,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
                 record=None if worker or self.record is None else Handle(self.record),

@@ -28,6 +28,8 @@ __all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
 STARTING = 60.0
 #: A process works if its threads run, or wait for a processor, for such a share of the time at least.
 WORKING = 0.1
+#: Seconds beyond the limit for which one on another machine may be unheard.
+UNHEARD = 5.0
 
 
 @dataclass(frozen=True)
@@ -190,14 +192,15 @@ class Hangs:
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
-            if self._is_over(fault, pages.get(fault), waited - since, limit):
+            known = waited - since - _unheard(pages.get(fault), limit)
+            if self._is_over(fault, pages.get(fault), known, limit):
                 ended |= self._end(fault, pages.get(fault), waited - since)
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
         """Called again and again while main waits for a child otherwise: ends it if that is too long; whether it is."""
         if waited < self.seconds:
-            self._works(child)
+            self._works(child, None)
             return False
         pages = {page["page"] - self._first_page: page for page in self._board.read()}
         is_over = self._is_over(child, pages.get(child), waited, self.seconds)
@@ -230,7 +233,7 @@ class Hangs:
 
     def _is_at(self, page: Any, child: int) -> bool:
         """Whether a page is that of the process which has the place now."""
-        return bool(page["pid"] == self._members.processes[child].pid)
+        return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
         """The child to blame: one that is stopped, else the last one, which waits for none of the others."""
@@ -242,47 +245,44 @@ class Hangs:
         return chain[0] if is_circle else chain[-1]
 
     def _is_stopped(self, child: int) -> bool:
-        from torchdata._observe.outside.stacks import is_stopped
-
-        return is_stopped(self._members.processes[child].pid or 0)
+        return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Whether a child that has made no progress for so long hangs."""
+        """Whether a child that has made no progress for so long hangs. One for which there is no room yet does not."""
+        if not self._members.processes[child].is_up:
+            return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
-        works = self._works(child)
+        works = self._works(child, page)
         if still < limit or self._is_stopped(child):
             return still >= limit
         most = limit * self.most / self.seconds if works else limit
         return still >= (max(most, STARTING) if begins else most)  # it imports the program, or loads a state
 
-    def _works(self, child: int) -> bool:
+    def _works(self, child: int, page: Any) -> bool:
         """Whether a child works, by what it did in the last half timeout that was looked at; it does until it is known.
 
         Without a patience nobody asks.
         """
-        from torchdata._observe.outside.stacks import kernel_state
-        from torchdata._observe.stats.processor import working_time
-
         if self.most == self.seconds:
             return False
-        now, pid, mark = time.monotonic(), self._members.processes[child].pid or 0, self._marks.get(child)
+        process = self._members.processes[child]
+        now, pid, mark = time.monotonic(), process.pid or 0, self._marks.get(child)
         if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
             mark = None  # another process, or another wait
         if mark is not None and now - mark.at < self.seconds / 2:
             mark.looked = now
             return mark.works
-        worked = working_time(pid)
+        worked = process.worked(page)
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # threads may have ended
         # The kernel counts a wait for a processor when it is over: who stands in the queue works, too.
-        works = mark is None or grown >= WORKING * (now - mark.at) or kernel_state(pid) == "running"
+        works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _Mark(pid, now, now, worked, works)
         return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:
         """Reports where a process stands, and kills it."""
-        from torchdata._observe.outside.stacks import where_it_stands
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
@@ -293,8 +293,7 @@ class Hangs:
                 return False
             is_here = page is not None and self._is_at(page, child)
             stopped = self._is_stopped(child)
-            number, descriptor = (page["signal"], page["stack"]) if is_here else (0, 0)
-            where, stack = where_it_stands(pid, number, descriptor, wakes=stopped)
+            where, stack = process.where_it_stands(page if is_here else None, wakes=stopped)
             pipe = pipe_at_work(page) if is_here else None
             runs = f", in {pipe}" if pipe else ""
             mark = self._marks.get(child)
@@ -304,8 +303,19 @@ class Hangs:
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
         if stopped:  # it went on to tell where it stands, and may have done its part: then nobody notices its death
-            warnings.warn(f"{process.name} (pid {pid}) {how}\n{stack}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
+
+
+def _unheard(page: Any, limit: float) -> float:
+    """Seconds of late of which nothing is known of a process, as its counters come from another machine.
+
+    None are left where nothing has come for so long that it, or its host, hangs.
+    """
+    if page is None or not page["heard"]:
+        return 0.0
+    unheard = max(0.0, (time.monotonic_ns() - page["heard"]) / 1e9)
+    return unheard if unheard < limit + UNHEARD else 0.0
 
 
 def _counts(page: Any) -> Any:

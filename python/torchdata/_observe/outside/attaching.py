@@ -22,7 +22,7 @@ from torchdata._native import StatsBoard
 from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.model import LoaderStats, Reading
-from torchdata._observe.stats.reading import read_board, summarise
+from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
 
 __all__ = ["Attached", "NoLoaderError", "attach", "find"]
@@ -80,13 +80,17 @@ class Attached:
         """Where each process stands: (name, number and state in a line; Python stack)."""
         reading = self.reading()
         stats = summarise(reading)
-        pages = {page["pid"]: page for page in reading.pages.values()}
+        pages = {name_of_process(page): page for page in reading.pages.values()}
         found = []
         for process in stats.processes:
             if process.role == "replaced":
                 continue
+            if process.node is not None:
+                head = f"{process.called} (pid {process.pid} there), {process.state}"
+                found.append((head, "its stack is not to be had from here: the main process asks for it if it hangs"))
+                continue
             head = f"{process.name} (pid {process.pid}), {process.state}; {kernel_state(process.pid)}"
-            page = pages[process.pid]
+            page = pages[process.name]
             try:
                 stack = ask_for_stack(process.pid, page["signal"], page["stack"])
             except OSError:
@@ -234,4 +238,4 @@ def _parent(pid: int) -> int:
 
 
 def _pids(attached: Attached) -> set[int]:
-    return {page["pid"] for page in attached.reading().pages.values()}
+    return {page["pid"] for page in attached.reading().pages.values() if not page["place"]}

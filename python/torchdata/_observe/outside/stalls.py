@@ -55,7 +55,8 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
     def on_stall(peer: int | None, waited: float) -> None:
         alive = board()
         if alive is not None:
-            warnings.warn(_words(alive.stats, peer, waited), StallWarning, stacklevel=3)
+            words = _words(alive.stats, peer, waited, getattr(alive, "where_it_stands", None))
+            warnings.warn(words, StallWarning, stacklevel=3)
 
     children.collector.tell_stall(seconds, on_stall)
 
@@ -114,28 +115,29 @@ def warn_in_thread(warning: Warning) -> None:
         threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
 
-def _words(board: Any, peer: int | None, waited: float) -> str:
+def _words(
+    board: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
+) -> str:
     # Imported if something is wrong: a loader that runs needs none of it.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
-    from torchdata._observe.stats.reading import read_board, summarise
+    from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 
     stats = summarise(read_board(board))
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {peer or 0}"
     if name not in processes:
-        known = "has not started yet, or runs on another machine"
-        return f"no item has come for {duration(waited)}: main waits for {name}, which {known}"
+        return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet"
     chain = blame(processes, name)
     fault = chain[-1]
-    waits = "main waits for " + ", which waits for ".join(process.name for process in chain)
+    waits = "main waits for " + ", which waits for ".join(process.called for process in chain)
     runs = f" in {fault.runs}" if fault.runs else ""
-    page = next(page for page in board.read() if page["pid"] == fault.pid)
-    where, answer = where_it_stands(fault.pid, page["signal"], page["stack"])
+    page = next(page for page in board.read() if name_of_process(page) == fault.name)
+    where, answer = where_it_stands(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
-        f"{fault.name} (pid {fault.pid}) is {where}.\n{answer}"
+        f"{fault.called} (pid {fault.pid}) is {where}.\n{answer}"
     )
 
 

@@ -17,7 +17,16 @@ from functools import partial
 from typing import Any
 
 from torchdata._observe.outside.attaching import Attached, NoLoaderError, attach
-from torchdata._observe.show.table import amount, as_table, duration, percent, pipe_rows, process_rows, size
+from torchdata._observe.show.table import (
+    amount,
+    as_table,
+    duration,
+    network_line,
+    percent,
+    pipe_rows,
+    process_rows,
+    size,
+)
 from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
@@ -150,11 +159,12 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
     head = Text()
     head.append(f"{attached.command} ", style="bold")
     head.append(f"pid {attached.pid}, epoch {stats.epoch}", style="dim")
+    network = f"  {network_line(stats)}" if stats.network_bytes else ""
     line = Text(
         f"{amount(stats.items_per_second)} items/s  {size(stats.bytes_per_second)}/s  loading {percent(stats.loading)} "
         f" waiting {percent(stats.waiting)}  step {duration(stats.step_seconds)}  ahead "
         f"{stats.prefetched}/{stats.prefetch_limit}  memory {size(stats.shared_memory)} of "
-        f"{size(stats.shared_memory_limit)}"
+        f"{size(stats.shared_memory_limit)}{network}"
     )
     verdict = Text(str(diagnose(stats)), style="bold yellow")
     parts: list[Any] = [head, line, verdict, _table(process_rows(stats.processes), _PROCESS_COLUMNS, width)]

@@ -101,7 +101,10 @@ def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
 
 def _title(processes: list[ProcessStats]) -> str:
     first = processes[0]
-    name = first.name if len(processes) == 1 else f"{len(processes)} workers"
+    name = first.called if len(processes) == 1 else f"{len(processes)} workers"
+    nodes = {process.node for process in processes if process.node is not None}
+    if len(processes) > 1 and nodes:
+        name += f" on {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
     mean = [sum(getattr(p, what) for p in processes) / len(processes) for what in ("busy", "input", "room")]
     waits = f", for items {percent(mean[1])}" + (f", for room {percent(mean[2])}" if first.role != "main" else "")
     return f"{name}: busy {percent(mean[0])}{waits}"

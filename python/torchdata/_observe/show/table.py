@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["amount", "as_table", "duration", "percent", "pipe_rows", "process_rows", "size"]
+__all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
 #: The part of a unit from which on three digits round up to one.
@@ -78,7 +78,7 @@ def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
         whom = f" ({process.waits_for})" if process.waits_for else ""
         rows.append(
             [
-                process.name,
+                process.called,
                 str(process.pid),
                 process.state + whom,
                 amount(process.items),
@@ -114,6 +114,16 @@ def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
     return rows
 
 
+def network_line(stats: LoaderStats) -> str:
+    """The bytes that come of other machines."""
+    far = [worker for worker in stats.workers if worker.node is not None]
+    nodes = len({worker.node for worker in far})
+    return (
+        f"network {size(stats.network_bytes_per_second)}/s, {size(stats.network_bytes)} from {len(far)} workers on "
+        f"{nodes} {'node' if nodes == 1 else 'nodes'}"
+    )
+
+
 def as_table(stats: LoaderStats) -> str:
     """All that a person wants to see first."""
     state = "running" if stats.running else "not running"
@@ -129,6 +139,8 @@ def as_table(stats: LoaderStats) -> str:
             f"{size(stats.shared_memory_limit)}; {amount(stats.copies)} copies, {amount(stats.fragments)} fragments, "
             f"{amount(stats.wake_ups)} wake-ups, {stats.restarts} restarts, {stats.snapshots} snapshots"
         )
+    if stats.network_bytes:
+        lines.append(network_line(stats))
     lines += [f"chosen: {choice}" for choice in stats.choices]
     lines += ["", *columns(process_rows(stats.processes))]
     if stats.pipes:

@@ -45,7 +45,7 @@ class Verdict:
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
-            "dispatching", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
+            "dispatching", "network", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
             "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
@@ -134,11 +134,13 @@ def stalled(stats: LoaderStats) -> Verdict | None:
     chain = blame(processes, main.waits_for or "")
     if not chain:
         return None
+    where = f"Look where it stands: python -m torchdata top {main.pid}, key s."
+    if chain[-1].node is not None:
+        where = "`stall_warning` of the loader tells where it stands."
     return Verdict(
         "stalled",
         f"Nothing comes: for {duration(main.waits_seconds)} main has waited for "
-        f"{', which waits for '.join(process.name for process in chain)}, which is {chain[-1].state}. Look where it "
-        f"stands: python -m torchdata top {main.pid}, key s.",
+        f"{', which waits for '.join(process.called for process in chain)}, which is {chain[-1].state}. {where}",
         chain[-1].name,
         chain[-1].runs,
     )
@@ -215,7 +217,8 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
     """More threads want to run than there are cores."""
-    children = [p for p in stats.processes if p.role != "main" and p.cpu_seconds is not None]
+    here = [p for p in stats.processes if p.role != "main" and p.node is None]
+    children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
     # Processor time is counted from the start of a process on, and so with what comes before the first item.
@@ -260,9 +263,40 @@ def _input_of(stats: LoaderStats) -> float:
     return sum(worker.input for worker in stats.workers) / len(stats.workers)
 
 
+def network(stats: LoaderStats) -> Verdict | None:
+    """Workers on other machines wait for room and main for items: what lies between them is the limit."""
+    far = [worker for worker in stats.workers if worker.node is not None]
+    if not far or stats.waiting < 0.5 or stats.dispatching is not None:
+        return None
+    held = sum(worker.room for worker in far) / len(far)
+    if held < 0.4 or stats.items < FEWEST:
+        return None
+    frames, full = sum(worker.frames for worker in far), sum(worker.full_frames for worker in far)
+    nodes = len({worker.node for worker in far})
+    rate, each = stats.network_bytes_per_second, duration(stats.seconds / stats.items)
+    both = f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room"
+    if full >= 0.5 * frames:
+        return Verdict(
+            "network",
+            f"The network limits you: {size(rate)}/s come from {len(far)} workers on {nodes} "
+            f"{'node' if nodes == 1 else 'nodes'}; {both}. More workers would not help: make items smaller before they "
+            "travel (types of fewer bytes, decode or augment in the main process), or have faster links.",
+            "main",
+        )
+    return Verdict(
+        "network",
+        f"The network's delay limits you: an item takes {each} to arrive, {size(rate)}/s in {frames} messages that "
+        f"were not full; {both}. Let workers be further ahead (worker_prefetch_cnt), or send larger items: put "
+        "`.batch(…)` at the end of what the workers run.",
+        "main",
+    )
+
+
 def sending(stats: LoaderStats) -> Verdict | None:
     """Items are so small that it takes longer to bring them over than to make them."""
     made = sum(worker.busy for worker in stats.workers)
+    if any(worker.node is not None for worker in stats.workers):
+        return None
     if not stats.workers or stats.dispatching or stats.waiting < 0.5 or made > 0.6 or stats.items < MANY:
         return None
     items = sum(worker.items for worker in stats.workers)
@@ -364,7 +398,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "skewed shard",
-        f"A skewed shard limits you: {most.name} has {percent(most.items / stats.items) if stats.items else '-'} of "
+        f"A skewed shard limits you: {most.called} has {percent(most.items / stats.items) if stats.items else '-'} of "
         f"the items ({most.items}, the others {usual:.0f}) and works {duration(most.seconds)} where they work "
         f"{duration(median(worker.seconds for worker in others))}. Share single items (sharding_filter behind what "
         "reads the files), make shards of one size, or use sharding_round_robin_dispatch.",
@@ -390,7 +424,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     where = f", most of it in {_called(worst)}" if worst else ""
     return Verdict(
         "slow worker",
-        f"One slow worker limits you: {percent(blamed)} of main's waiting is for {slow.name} (pid {slow.pid}), which "
+        f"One slow worker limits you: {percent(blamed)} of main's waiting is for {slow.called} (pid {slow.pid}), which "
         f"takes {duration(each)} an item where the others take {duration(usual)}{where}. In strict order all wait for "
         "it: look at what is special about its share, or use in_order=False.",
         slow.name,
@@ -409,7 +443,7 @@ def _loading_in_workers(stats: LoaderStats) -> Verdict:
     worker = next((worker for worker in stats.workers if worker.name == name), stats.workers[0])
     worst = _slowest_pipe([worker])
     limit = "Loading limits you: " if (stats.loading or stats.waiting) >= LITTLE else ""
-    text = f"{limit}main waits {percent(stats.waiting)} of the time, most of it for {worker.name}"
+    text = f"{limit}main waits {percent(stats.waiting)} of the time, most of it for {worker.called}"
     main = stats.main
     if main is not None and main.busy > stats.waiting:
         worst = _slowest_pipe([main]) or worst
@@ -444,7 +478,8 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
 
 def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
     if worst is not None:
-        return f"{worst.process} spends {percent(worst.share)} of its work in {_called(worst)}, {_each(worst)}."
+        process = next((process.called for process in stats.processes if process.name == worst.process), worst.process)
+        return f"{process} spends {percent(worst.share)} of its work in {_called(worst)}, {_each(worst)}."
     return (
         "where the time goes is not known yet."
         if stats.full
@@ -475,7 +510,8 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _of_cores(stats: LoaderStats, workers: int) -> str:
-    return f" (if the work is waiting: there are {stats.cores} cores)" if workers > stats.cores else ""
+    here = all(worker.node is None for worker in stats.workers)
+    return f" (if the work is waiting: there are {stats.cores} cores)" if here and workers > stats.cores else ""
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
@@ -501,6 +537,7 @@ RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     full_memory,
     oversubscribed,
     dispatching,
+    network,
     sending,
     work_before_sharding,
     idle_workers,

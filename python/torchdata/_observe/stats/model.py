@@ -77,7 +77,9 @@ class ProcessStats:
         '(`num_workers="auto"`)'
     )
     worker: int | None = told("the number of the worker")
-    pid: int = told("the process number")
+    pid: int = told("the process number, on its machine")
+    node: str | None = told("the address of another machine, of a Ray cluster, that it is on; None: it is on this one")
+    actor: str | None = told("the Ray actor beside it, if it is on another machine")
     state: str = told(
         'what it does now: "running", "waiting for the first item", "waiting for items", "waiting for room", '
         '"idle", "ended"'
@@ -88,6 +90,9 @@ class ProcessStats:
     items: int = told("items that it has sent, or in main, handed out", counter("{item}"))
     items_per_second: float = told("by second of `seconds`")
     bytes: int = told("bytes that it has sent")
+    network_bytes: int = told("bytes that have come of it over the network", counter("By"))
+    frames: int = told("messages in which they came")
+    full_frames: int = told("those of them that were full, so that more lay ready behind them")
     seconds: float = told("time in epochs. In main they begin with their first item")
     busy_seconds: float = told(
         "time in pipes, with what it takes to send; in main, in the pipes that stay there",
@@ -123,6 +128,11 @@ class ProcessStats:
         "time in which these two were counted: since the process was started; None as before"
     )
     pipes: tuple[PipeStats, ...] = told("its pipes, sources first")
+
+    @property
+    def called(self) -> str:
+        """Its name, and the machine that it is on if that is another one."""
+        return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,8 @@ class LoaderStats:
     bytes: int = told("bytes that workers have sent to main; 0 without workers", counter("By"))
     items_per_second: float = told("items by second of `seconds`", gauge("{item}/s"))
     bytes_per_second: float = told("bytes by second of `seconds`", gauge("By/s"))
+    network_bytes: int = told("bytes that have come of workers on other machines; 0 without", counter("By"))
+    network_bytes_per_second: float = told("these by second of `seconds`", gauge("By/s"))
     first_item_seconds: float | None = told(
         "how long the first items of epochs took, on average; None before the first"
     )

@@ -23,7 +23,7 @@ from torchdata._redacting import printable
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["cores", "pipe_at_work", "read_board", "summarise", "those_before"]
+__all__ = ["cores", "name_of_process", "pipe_at_work", "read_board", "summarise", "those_before"]
 
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
 #: In their order, those last that others have taken the place of.
@@ -43,8 +43,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     """
     change, read = board.read_change(), board.read()  # a change in between is for the next reading
     pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
-    alive = frozenset(i for i, page in pages.items() if _is_alive(page["pid"]))
-    cpu = {index: processor_times(pages[index]["pid"]) for index in alive}
+    alive = frozenset(i for i, page in pages.items() if _is_alive(page))
+    cpu = {index: _cpu(pages[index]) for index in alive}
     if change is not None:
         change = change[0], _as_seen_here(change[1], numbers)
     return Reading(time.monotonic_ns(), board.full, pages, cpu, alive, those_before(change, pages, board.full))
@@ -68,12 +68,16 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
     """A page whose texts can be shown, with the number of the process as this one knows it; 0 if it knows none."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
-    if numbers is not None:
+    page["place"] = printable(page["place"])
+    if numbers is not None and not page["place"]:
         page["pid"] = numbers.get(page["pid"], 0)
     return page
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(page: Page) -> bool:
+    pid = page["pid"]
+    if page["place"]:  # its number is that of a process elsewhere
+        return not page["gone"]
     if pid == os.getpid():
         return True
     try:
@@ -85,9 +89,21 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+def _cpu(page: Page) -> tuple[float, float, float] | None:
+    """As of `processor_times`, for the process of a page."""
+    if page["place"]:
+        return (page["ran"] * _NS, page["stood"] * _NS, page["lived"] * _NS) if page["lived"] else None
+    return processor_times(page["pid"])
+
+
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
     """Nanoseconds of waits, the one that is under way included."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
+
+
+def _as_of(page: Page | None, reading: Reading) -> int:
+    """When a page was as it was read: those of processes elsewhere come a while later."""
+    return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
 class _Since:
@@ -95,10 +111,10 @@ class _Since:
 
     def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
         self.page = now.pages[index]
-        self.at = now.at
+        self.at = _as_of(self.page, now)
         before = earlier.pages.get(index) if earlier is not None else None
         self.before = before
-        self.before_at = earlier.at if earlier is not None else 0
+        self.before_at = _as_of(before, earlier) if earlier is not None else 0
         cpu, cpu_before = now.cpu.get(index), earlier.cpu.get(index) if earlier is not None else None
         same = before is not None and before["pid"] == self.page["pid"]
         self.cpu = cpu
@@ -148,7 +164,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         now: the reading.
         earlier: one of the same board, from which on to count; None counts from the beginning.
     """
-    names = {index: _name(page) for index, page in now.pages.items()}
+    names = {index: name_of_process(page) for index, page in now.pages.items()}
     indices = [index for index in sorted(now.pages) if not _was_gone(earlier, index)]
     sinces = {index: _Since(now, earlier, index) for index in indices}
     processes = [_process(since, now, names) for since in sinces.values()]
@@ -158,6 +174,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     seconds = main.seconds if main else 0.0
     items = main.items if main else 0
     size = sum(since.flow_sum("bytes", sends=True) for since in sinces.values() if since.page["role"] == 2)
+    network = sum(process.network_bytes for process in processes)
     waiting = main.input_seconds if main else 0.0
     main_since = next((s for s in sinces.values() if s.page["role"] == 1), None)
     page = main_since.page if main_since else None
@@ -184,6 +201,8 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         bytes=size,
         items_per_second=_rate(items, seconds),
         bytes_per_second=_rate(size, seconds),
+        network_bytes=network,
+        network_bytes_per_second=_rate(network, seconds),
         first_item_seconds=main_since.average("first") if main_since else None,
         loading=None if inside is None else _share(inside, seconds),
         waiting=_share(waiting, seconds),
@@ -227,7 +246,8 @@ def _was_gone(earlier: Reading | None, index: int) -> bool:
     return earlier is not None and index in earlier.pages and earlier.pages[index]["replaced"]
 
 
-def _name(page: Page) -> str:
+def name_of_process(page: Page) -> str:
+    """The process of a page, as statistics and messages call it."""
     if page["replaced"]:
         return (
             f"worker process {page['number']}, replaced (pid {page['pid']})"
@@ -265,6 +285,8 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         role=role,
         worker=page["number"] if page["role"] == 2 else None,
         pid=page["pid"],
+        node=page["place"].partition(" ")[0] or None,
+        actor=page["place"].partition(" ")[2] or None,
         state=state,
         waits_for=whom,
         waits_seconds=waited,
@@ -272,6 +294,9 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         items=sent,
         items_per_second=_rate(sent, seconds),
         bytes=size,
+        network_bytes=since.count("carried"),
+        frames=since.count("frames"),
+        full_frames=since.count("full_frames"),
         seconds=seconds,
         busy_seconds=busy,
         input_seconds=input_seconds,

@@ -66,8 +66,13 @@ class RayReadingService(MultiProcessingReadingService):
             lives.
         on_worker_exit: "error" raises `WorkerExitedError` when a worker, its actor or its machine dies; "restart" has
             Ray place another one, which goes on from the last snapshot.
+        on_timeout: "error" raises TimeoutError after `timeout`; "restart" ends the worker that hangs, tells where it
+            stood, and has Ray place another one.
+        patience: with `on_timeout="restart"`, the seconds that a worker has which works, by the processor time that its
+            host tells; None for no more than `timeout`.
 
-    Not there yet: `num_workers="auto"`, `on_timeout="restart"` and `sharding_round_robin_dispatch`, which raise.
+    What `sharding_round_robin_dispatch` deals out is made in a process of this machine. `num_workers="auto"` is not
+    there yet, and raises.
     """
 
     def __init__(
@@ -86,6 +91,8 @@ class RayReadingService(MultiProcessingReadingService):
         memory_budget: int | None = None,
         timeout: float | None = None,
         on_worker_exit: str = "error",
+        on_timeout: str = "error",
+        patience: float | None = None,
     ) -> None:
         check_int(_NAME, "num_workers", num_workers, least=1)
         check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
@@ -101,6 +108,8 @@ class RayReadingService(MultiProcessingReadingService):
             memory_budget=memory_budget,
             timeout=timeout,
             on_worker_exit=on_worker_exit,
+            on_timeout=on_timeout,
+            patience=patience,
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         self.scheduling = scheduling
@@ -112,11 +121,6 @@ class RayReadingService(MultiProcessingReadingService):
         self._cluster: Any = None
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
-        if dispatching is not None:
-            raise NotImplementedError(
-                f"{_NAME} runs no dispatching process yet, which sharding_round_robin_dispatch needs: share the items "
-                "out by sharding_filter, or use a MultiProcessingReadingService"
-            )
         from torchdata._engine.remote.cluster import Cluster
         from torchdata.dataloader2.linter import warn_of_local_paths
 

@@ -193,14 +193,14 @@ pub struct PageRef {
 }
 
 impl PageRef {
-    fn at<T>(&self, offset: usize) -> *const T {
+    pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
         // SAFETY: callers keep to what a page has, which lies inside the region as its sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
     /// All of it.
-    fn words(&self) -> &[AtomicU64] {
+    pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
         // SAFETY: the whole page, aligned to a memory page; its fields are atomic, and so is a copy of them in words of
         // which only the owner of the page changes any.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// Changes whenever the layout does.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Room for the header of a board, and the unit in which pages are measured.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// Slow items that are remembered for each process.
@@ -31,6 +31,8 @@ pub(super) const LOCATION: usize = 192;
 pub(super) const KINDS: usize = 4;
 /// Bytes of the name of one.
 pub(super) const KIND: usize = 56;
+/// Bytes of the words on where a process of another machine is.
+pub(super) const PLACE: usize = 120;
 
 /// How large a board is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -347,6 +349,20 @@ pub(super) struct PageHeader {
     pub inside_samples: AtomicU64,
     /// Whether others have taken the place of the process for good. Written by main, which has commanded it.
     pub replaced: AtomicU32,
+    /// Of a process of another machine, whose page main writes: whether it has ended. So are the next ones and the last.
+    pub gone: AtomicU32,
+    /// When its counters came last; 0: it is of this machine.
+    pub heard: AtomicU64,
+    /// Nanoseconds that its threads ran, that they were ready to and did not, and that it has lived, as of then.
+    pub ran: AtomicU64,
+    /// See `ran`.
+    pub stood: AtomicU64,
+    /// See `ran`.
+    pub lived: AtomicU64,
+    /// Bytes that have come over the network, and in how many frames.
+    pub carried: AtomicU64,
+    /// See `carried`.
+    pub frames: AtomicU64,
     /// Between two commands.
     pub idle: Wait,
     /// For the first item of each epoch, in main.
@@ -354,16 +370,21 @@ pub(super) struct PageHeader {
     /// Epochs from their first item on, in main; between command and end, in children.
     pub span: Wait,
     pub slow: [SlowRecord; SLOW_ITEMS],
+    /// Frames that were full when they left, so that others waited behind them.
+    pub full_frames: AtomicU64,
+    pub place: [AtomicU8; PLACE],
 }
 
 const _: () = {
-    assert!(size_of::<PageHeader>() == 512);
+    assert!(size_of::<PageHeader>() == 640);
     assert!(size_of::<PipeRecord>() == 1152);
     assert!(size_of::<Flow>() == 192);
     assert!(std::mem::offset_of!(PipeRecord, label) == 64);
     assert!(std::mem::offset_of!(Flow, wait) == 64);
     assert!(std::mem::offset_of!(PageHeader, idle) == 128);
+    assert!(std::mem::offset_of!(PageHeader, replaced) == 72);
     assert!(std::mem::offset_of!(PageHeader, slow) == 320);
+    assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 
 /// Writes a text that fits, cut where a character begins.

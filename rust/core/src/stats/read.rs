@@ -127,7 +127,8 @@ impl PageRef {
         Ok(Some(fields!(
             header: page = shown as u64, role = role, pid = pid, number = number, began = began, epoch, current,
             signal = signal, stack, restarts, snapshots, inside, inside_samples,
-            replaced = header.replaced.load(Relaxed) != 0, all_pipes, idle = wait(&header.idle),
+            replaced = header.replaced.load(Relaxed) != 0, gone = header.gone.load(Relaxed) != 0, heard, ran, stood, lived,
+            carried, frames, full_frames, place = read_text(&header.place), all_pipes, idle = wait(&header.idle),
             first = wait(&header.first), span = wait(&header.span), slow = slowest(&header.slow),
             flows = used.map(flow).collect::<Vec<_>>(), pipes = pipes.map(pipe).collect::<Vec<_>>(),
         )))

@@ -153,6 +153,40 @@ impl PyStatsBoard {
         Ok(())
     }
 
+    /// A copy of what the process of that page has counted, for the board of another machine.
+    fn carry_out(&self, page: usize) -> PyResult<Vec<u8>> {
+        Ok(self.page(page)?.carry_out())
+    }
+
+    /// Writes such a copy onto a page: who takes it goes on with these counts.
+    fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
+        self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
+    }
+
+    /// Shows what a process of another machine has counted, and nanoseconds that its threads ran, that they were ready
+    /// to, and that it has lived. To be called by main.
+    fn hear(&self, page: usize, carried: &[u8], times: [u64; 3]) -> PyResult<()> {
+        self.own_page(page)?.hear(carried, times).map_err(errors::corrupted)
+    }
+
+    /// Says where a process of another machine is, which is up. To be called by main.
+    fn set_place(&self, page: usize, place: &str) -> PyResult<()> {
+        self.own_page(page)?.set_place(place);
+        Ok(())
+    }
+
+    /// Notes that a process of another machine has ended. To be called by main.
+    fn set_gone(&self, page: usize) -> PyResult<()> {
+        self.own_page(page)?.set_gone();
+        Ok(())
+    }
+
+    /// Counts a frame that has come from a process of another machine. To be called by main.
+    fn count_frame(&self, page: usize, bytes: u64, is_full: bool) -> PyResult<()> {
+        self.own_page(page)?.count_frame(bytes, is_full);
+        Ok(())
+    }
+
     /// Notes that others take the workers' place from now on, and keeps what main has counted. To be called by main.
     fn note_change(&self) -> PyResult<()> {
         self.own_page(0)?;

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from hosts import LocallyRemote
 from random_loaders.graphs import Collected
 from random_loaders.items import ids, keys, leaves
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
@@ -70,7 +71,10 @@ class Run:
         return self.setup.main.build()
 
     def _service(self):
-        service = MultiProcessingReadingService(self.setup.workers, self.setup.method, **self.setup.options)
+        if self.setup.method == "remote":  # behind carriers, as on other machines
+            service = LocallyRemote(self.setup.workers, **self.setup.options)
+        else:
+            service = MultiProcessingReadingService(self.setup.workers, self.setup.method, **self.setup.options)
         return SequentialReadingService(Touched(), service) if self.setup.functions else service
 
     # -- what main does ------------------------------------------------------------------------------------------

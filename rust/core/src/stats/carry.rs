@@ -1,0 +1,299 @@
+//! The page of a process of another machine: what it has counted there, as main shows it here.
+//!
+//! The process counts on a board of its own machine. Its page is copied from there, sent to main, and written into main's
+//! board, where readers find it like that of any process. A page that goes the other way lets who takes the place of a
+//! process go on with its counts.
+//!
+//! Words keep their meaning but for moments, which are those of another machine's clock: they are moved by the difference
+//! between the two when the page arrives, so they are off by as long as it was on its way. Nothing of a page that
+//! comes is trusted: its lengths are compared with the room, and readers check the rest.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::board::PageRef;
+use super::clock::nanoseconds;
+use super::layout::{Flow, PageHeader, PipeRecord, SLOW_ITEMS, Sequence, SlowRecord, Wait, add, write_text};
+use crate::error::Corrupted;
+
+const WORD: usize = size_of::<u64>();
+/// When the page was copied, and how many pipes and flows it has.
+const HEAD: usize = 3;
+const CONTRADICTS: Corrupted = Corrupted("the counters of a process elsewhere contradict their lengths");
+
+/// Words of a page that go together.
+struct Span {
+    words: Range<usize>,
+    /// The one whose first half is the number that guards them.
+    guard: Option<usize>,
+    /// The one that is a moment.
+    moment: Option<usize>,
+}
+
+/// The words of a page that the process itself writes: not how it is asked for its stack, and not what main notes of it.
+fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
+    let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
+        let first = at / WORD;
+        let [guard, moment] = [guard, moment].map(|word| word.map(|word| first + word));
+        Span { words: first + words.start..first + words.end, guard, moment }
+    };
+    let wait = |at| span(at, 0..4, Some(0), Some(1));
+    let mut spans = Vec::new();
+    for at in (0..flows).map(|flow| flows_at + flow * size_of::<Flow>()) {
+        let waits_at = at + std::mem::offset_of!(Flow, wait);
+        spans.push(span(at, 0..7, None, None));
+        spans.push(wait(waits_at));
+        spans.push(span(waits_at + size_of::<Wait>(), 0..4, None, None));
+    }
+    for at in (0..pipes).map(|pipe| size_of::<PageHeader>() + pipe * size_of::<PipeRecord>()) {
+        let guard = std::mem::offset_of!(PipeRecord, sequence) / WORD;
+        spans.push(span(at, 0..size_of::<PipeRecord>() / WORD, Some(guard), None));
+    }
+    let slow = std::mem::offset_of!(PageHeader, slow);
+    spans.extend((0..SLOW_ITEMS).map(|item| span(slow + item * size_of::<SlowRecord>(), 0..3, Some(0), None)));
+    spans.push(wait(std::mem::offset_of!(PageHeader, idle)));
+    spans.push(wait(std::mem::offset_of!(PageHeader, first)));
+    spans.push(wait(std::mem::offset_of!(PageHeader, span)));
+    spans.push(span(0, 3..5, None, None));
+    spans.push(span(0, 6..9, None, None));
+    spans.push(span(0, 0..3, Some(0), Some(2)));
+    spans
+}
+
+/// A moment by another clock.
+fn moved(moment: u64, by: u64) -> u64 {
+    if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
+}
+
+impl PageRef {
+    fn sequence_at(&self, word: usize) -> &Sequence {
+        // SAFETY: there is such a number; inside the page, aligned, atomic.
+        unsafe { &*self.at::<Sequence>(word * WORD) }
+    }
+
+    /// A copy of what the process has counted, for another board.
+    pub fn carry_out(&self) -> Vec<u8> {
+        // SYNC(pipes): pairs with PageRef::set_pipes.
+        let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config().pipes) as usize;
+        let flows = (0..).map_while(|index| self.flow_at(index));
+        let flows = flows.take_while(|flow| flow.direction.load(Relaxed) != 0).count();
+        let words = self.words();
+        let mut carried = vec![nanoseconds(), pipes as u64, flows as u64];
+        for span in spans(self.board.config().flows_at(), pipes, flows) {
+            let read = || words[span.words.clone()].iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>();
+            carried.extend(span.guard.map_or_else(read, |guard| self.sequence_at(guard).read(read)));
+        }
+        carried.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// Writes such a copy onto this page, whose process is another one's from then on.
+    ///
+    /// # Errors
+    ///
+    /// The copy's lengths contradict each other, or there is no room for so many pipes or flows.
+    pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
+        let (carried, rest) = carried.as_chunks::<WORD>();
+        let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let [then, pipes, flows] = *carried.first_chunk::<HEAD>().ok_or(CONTRADICTS)?;
+        let config = self.board.config();
+        if !rest.is_empty() || pipes > config.pipes.into() || flows > config.flows.into() {
+            return Err(CONTRADICTS);
+        }
+        let by = nanoseconds().wrapping_sub(then);
+        let spans = spans(config.flows_at(), pipes as usize, flows as usize);
+        if carried.len() - HEAD != spans.iter().map(|span| span.words.len()).sum::<usize>() {
+            return Err(CONTRADICTS);
+        }
+        let mut left = &carried[HEAD..];
+        for span in spans {
+            let (values, others) = left.split_at(span.words.len());
+            left = others;
+            let write = || self.write(&span, values, by);
+            span.guard.map_or_else(write, |guard| self.sequence_at(guard).change(write));
+        }
+        Ok(())
+    }
+
+    fn write(&self, span: &Span, values: &[u64], by: u64) {
+        let words = self.words();
+        // From behind, and each seen only with those behind it: so a use of an arena is seen with its peak.
+        for (word, &value) in span.words.clone().zip(values).rev() {
+            let value = if span.moment == Some(word) { moved(value, by) } else { value };
+            if span.guard == Some(word) {
+                let [.., a, b, c, d] = value.to_ne_bytes();
+                // SAFETY: the half of the word behind the number: inside the page, aligned, atomic.
+                let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
+                half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
+            } else {
+                words[word].store(value, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes in what a process of another machine has counted, and what its system says of it. To be called by main.
+    ///
+    /// # Errors
+    ///
+    /// See `take_in`.
+    pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
+        self.take_in(carried)?;
+        let header = self.header();
+        let told = [(&header.ran, ran), (&header.stood, stood), (&header.lived, lived), (&header.heard, nanoseconds())];
+        told.iter().for_each(|(place, value)| place.store(*value, Relaxed));
+        Ok(())
+    }
+
+    /// Says where a process of another machine is. To be called by main when one is up.
+    pub fn set_place(&self, place: &str) {
+        write_text(&self.header().place, place);
+        self.header().gone.store(0, Relaxed);
+        self.header().heard.store(nanoseconds(), Relaxed);
+    }
+
+    /// Notes that a process of another machine has ended. To be called by main.
+    pub fn set_gone(&self) {
+        self.header().gone.store(1, Relaxed);
+    }
+
+    /// Counts a frame that came from a process of another machine. To be called by main.
+    pub fn count_frame(&self, bytes: u64, is_full: bool) {
+        let header = self.header();
+        add(&header.carried, bytes);
+        add(&header.frames, 1);
+        add(&header.full_frames, is_full.into());
+    }
+}
+
+/// The memory of a page, so that words and fields are seen to be the same.
+const _: () = assert!(size_of::<AtomicU64>() == WORD && size_of::<Sequence>() == WORD / 2);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::board::{Board, Role};
+    use super::super::layout::BoardConfig;
+    use super::super::read::Value;
+    use super::*;
+
+    fn board(flows: u32, pipes: u32) -> Arc<Board> {
+        Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
+    }
+
+    /// The board of another machine, whose process waits for room and for a command, and has counted in all places.
+    fn elsewhere() -> (Arc<Board>, PageRef) {
+        let board = board(2, 3);
+        let page = board.page(1).unwrap();
+        page.adopt(Role::Worker, 7);
+        page.set_stack(44, 5);
+        let pipe = page.pipe(1, Some(2), 9, 11, ["Mapper(decode)", "train.py:31"]).unwrap();
+        page.set_pipes(2);
+        pipe.record().restart(5, true);
+        pipe.record().yielded.store(8, Relaxed);
+        pipe.record().sample(1000, 5000, 5);
+        pipe.record().skip("ValueError");
+        let flow = page.flow(0, 0, true).unwrap();
+        flow.items.store(u64::from(u32::MAX) + 9, Relaxed);
+        flow.wait.begin(3, 1 << 40);
+        page.begin_span(Some(4));
+        page.slow_item(77, 12);
+        page.inside(6, 7);
+        (board, page)
+    }
+
+    fn fields(page: &Value) -> Vec<(&'static str, Value)> {
+        let Value::Fields(fields) = page else { panic!("a page has fields") };
+        fields.clone()
+    }
+
+    fn waits(page: &PageRef) -> [u64; 3] {
+        let header = page.header();
+        let flow = page.flow_at(0).unwrap();
+        [&header.span, &header.idle, &flow.wait].map(|wait| wait.since.load(Relaxed))
+    }
+
+    #[test]
+    fn a_page_of_another_board_says_there_what_it_says_here_but_for_moments_and_signals() {
+        let (there, page) = elsewhere();
+        let here = board(4, 60);
+        here.page(0).unwrap().adopt(Role::Main, 0);
+        here.page(1).unwrap().take_in(&page.carry_out()).unwrap();
+        let (sent, came) = (fields(&there.read().unwrap()[0]), fields(&here.read().unwrap()[1]));
+        for ((name, sent), (_, came)) in sent.iter().zip(&came) {
+            match *name {
+                "began" | "idle" | "first" | "span" | "flows" => (),
+                "signal" | "stack" => assert_eq!(came, &Value::Number(0), "{name}"),
+                _ => assert_eq!(sent, came, "{name}"),
+            }
+        }
+        let flow = here.page(1).unwrap().flow_at(0).unwrap().items.load(Relaxed);
+        assert_eq!(flow, u64::from(u32::MAX) + 9);
+    }
+
+    #[test]
+    fn moments_are_those_of_the_other_clock_moved_by_what_lies_between_and_none_stays_none() {
+        let (_there, page) = elsewhere();
+        let mut carried = page.carry_out();
+        let ahead = 1_u64 << 50; // the other clock is so far behind
+        let then = u64::from_le_bytes(carried[..WORD].try_into().unwrap());
+        carried[..WORD].copy_from_slice(&(then.wrapping_sub(ahead)).to_le_bytes());
+        let here = board(2, 3);
+        let taken = here.page(1).unwrap();
+        taken.take_in(&carried).unwrap();
+        let [span, idle, room] = waits(&page);
+        let [span_here, idle_here, room_here] = waits(&taken);
+        let late = span_here - span - ahead;
+        assert!(late < 60_000_000_000);
+        assert_eq!(room_here, room + ahead + late);
+        assert_eq!((idle, idle_here), (0, 0));
+    }
+
+    #[test]
+    fn who_takes_a_place_goes_on_with_the_counts_of_who_had_it() {
+        let (_there, page) = elsewhere();
+        let next = board(2, 3);
+        let taken = next.page(1).unwrap();
+        taken.take_in(&page.carry_out()).unwrap();
+        taken.adopt(Role::Worker, 7);
+        assert_eq!(taken.header().restarts.load(Relaxed), 1);
+        assert_eq!(waits(&taken), [0, 0, 0]);
+        assert_eq!(taken.record_at(1).unwrap().yielded.load(Relaxed), 8);
+    }
+
+    #[test]
+    fn a_page_that_contradicts_itself_or_has_no_room_is_refused_and_changes_nothing() {
+        let (_there, page) = elsewhere();
+        let carried = page.carry_out();
+        let here = board(2, 3);
+        let taken = here.page(1).unwrap();
+        for len in [0, 1, WORD * HEAD - 1, WORD * HEAD, carried.len() - WORD, carried.len() - 1] {
+            assert_eq!(taken.take_in(&carried[..len]), Err(CONTRADICTS));
+        }
+        for (word, count) in [(1, 4), (1, u64::MAX), (2, 3), (2, 0), (1, 0)] {
+            let mut other = carried.clone();
+            other[word * WORD..(word + 1) * WORD].copy_from_slice(&u64::to_le_bytes(count));
+            assert_eq!(taken.take_in(&other), Err(CONTRADICTS));
+        }
+        assert_eq!(board(2, 1).page(1).unwrap().take_in(&carried), Err(CONTRADICTS));
+        assert!(here.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_main_notes_of_a_process_elsewhere_stays_when_its_counts_come() {
+        let (_there, page) = elsewhere();
+        let here = board(2, 3);
+        let taken = here.page(1).unwrap();
+        taken.set_place("node 10.0.0.7");
+        taken.count_frame(100, true);
+        taken.count_frame(11, false);
+        taken.set_gone();
+        taken.hear(&page.carry_out(), [1, 2, 3]).unwrap();
+        let known = fields(&here.read().unwrap()[0]);
+        let field = |wanted| known.iter().find(|(name, _)| *name == wanted).unwrap().1.clone();
+        assert_eq!(field("place"), Value::Text("node 10.0.0.7".to_owned()));
+        assert_eq!(["carried", "frames", "full_frames"].map(field), [111, 2, 1].map(Value::Number));
+        assert_eq!(["ran", "stood", "lived"].map(field), [1, 2, 3].map(Value::Number));
+        assert_eq!(field("gone"), Value::Flag(true));
+    }
+}

@@ -1,0 +1,216 @@
+"""Workers behind carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanging import WAYS, Hanging
+from hosts import LocallyRemote
+from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
+from ray_cluster import array, double, numbered, reading
+from torchdata._observe.outside.attaching import attach
+from torchdata._observe.outside.stalls import StallWarning
+from torchdata._observe.outside.top import print_once
+from torchdata._observe.stats.model import LoaderStats
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+]
+
+WORKERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _hosts_have_ended(nothing_is_left: None) -> Iterator[None]:  # noqa: F811 - a fixture
+    """Waits for the threads of hosts, which lie in this process and hold their links."""
+    yield
+
+    def are_gone() -> bool:
+        gc.collect()
+        return shared_mappings() == 0
+
+    wait_for(are_gone)
+
+
+def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
+    return stats.workers[worker].node, stats.workers[worker].actor
+
+
+def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
+    """The statistics, once so many items of the workers are counted."""
+    wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
+    return loader.stats()
+
+
+def test_counts_of_a_worker_elsewhere_are_those_of_one_here_and_name_its_place() -> None:
+    def counted(service: Any) -> LoaderStats:
+        with DataLoader2(numbered(301).map(double).batch(3), reading_service=service) as loader:
+            loader.seed(5)
+            assert len(list(loader)) == 101
+            return all_seen(loader, 101)
+
+    far, near = counted(LocallyRemote(WORKERS)), counted(MultiProcessingReadingService(WORKERS))
+
+    def of(stats: LoaderStats) -> Any:
+        return [
+            (one.name, one.items, [(pipe.name, pipe.items_in, pipe.items_out) for pipe in one.pipes])
+            for one in stats.processes
+        ]
+
+    assert of(far) == of(near)
+    assert all(node and actor == "here" for node, actor in (place(far, worker) for worker in range(WORKERS)))
+    assert [place(near, worker) for worker in range(WORKERS)] == [(None, None)] * WORKERS
+    assert (near.network_bytes, near.main is not None and near.main.node) == (0, None)
+    assert far.network_bytes >= far.bytes
+    assert far.network_bytes == sum(worker.network_bytes for worker in far.workers)
+
+
+def test_where_a_worker_elsewhere_spends_its_time_is_told_with_its_node() -> None:
+    with DataLoader2(
+        numbered(4000).map(reading), reading_service=LocallyRemote(WORKERS), stats="full"
+    ) as loader:  # fmt: skip
+        for _ in loader:
+            pass
+        wait_for(lambda: all(worker.pipes[-1].own_seconds for worker in loader.stats().workers))
+        node = loader.stats().workers[0].node
+        told = str(loader.diagnose())
+    assert re.search(rf"worker process \d on node {node} spends \d+ % of its work in `Mapper\(reading\)`", told), told
+
+
+def test_the_view_from_outside_has_the_node_and_the_network_s_rate() -> None:
+    told: list[str] = []
+    with DataLoader2(numbered(300).map(array), reading_service=LocallyRemote(WORKERS)) as loader:
+        iterator = iter(loader)
+        for _ in range(200):
+            next(iterator)
+        node = all_seen(loader, 200).workers[1].node
+        print_once(os.getpid(), True, told.append)
+        attached, *_ = attach(os.getpid())  # the hosts of this process have boards, too
+        pids = {worker.pid for worker in attached.stats().workers}
+        assert pids == {actor.host._child.pid for actor in loader.reading_service.made.actors}
+    text = "\n".join(told)
+    assert f"worker process 1 on node {node}" in text
+    assert re.search(r"network [\d.]+ \w+/s, [\d.]+ MiB from 2 workers on 1 node", text), text
+    assert "its stack is not to be had from here" in text
+
+
+def test_the_counts_of_a_worker_that_died_stay_and_those_of_the_next_one_are_added() -> None:
+    service = LocallyRemote(WORKERS, on_worker_exit="restart")
+    with DataLoader2(numbered(2000).map(reading), reading_service=service) as loader:
+        loader.seed(5)
+        for number, _ in enumerate(loader):
+            if number == 600:
+                wait_for(lambda: loader.stats().workers[1].items > 200)
+                before = loader.stats().workers[1]
+                loader.reading_service.made.actors[1].cut()
+        wait_for(lambda: loader.stats().workers[1].restarts == 1)
+        after = all_seen(loader, 2000).workers[1]
+    assert before.pid != after.pid
+    assert after.items >= before.items
+    assert after.network_bytes >= before.network_bytes
+
+
+def test_a_worker_that_has_ended_is_seen_to_have() -> None:
+    with DataLoader2(numbered(10), reading_service=LocallyRemote(WORKERS)) as loader:
+        assert len(list(loader)) == 10
+        wait_for(lambda: [worker.state for worker in loader.stats().workers] == ["idle"] * WORKERS)
+        loader.reading_service.made.actors[0].cut()
+        wait_for(lambda: loader.stats().workers[0].state == "ended")
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def measured(**worker: Any) -> LoaderStats:
+    """Statistics of workers elsewhere, with what is said of each."""
+    with DataLoader2(numbered(300), reading_service=LocallyRemote(WORKERS)) as loader:
+        list(loader)
+        stats = all_seen(loader, 300)
+    far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
+    processes = [
+        dataclasses.replace(process, **{**far, **worker}) if process.role == "worker" else process
+        for process in stats.processes
+    ]
+    return dataclasses.replace(
+        stats, processes=tuple(processes), waiting=0.9, loading=0.95, first_item_seconds=0.1, seconds=2.0,
+        network_bytes=2 << 30, network_bytes_per_second=float(1 << 30), fragments=0, copied_bytes=0,
+    )  # fmt: skip
+
+
+def test_the_network_is_the_limit_where_both_ends_wait_and_messages_are_full() -> None:
+    from torchdata._observe.stats.diagnosis import diagnose
+
+    full = diagnose(measured())
+    assert full.kind == "network"
+    assert str(full).startswith("The network limits you: 1.0 GiB/s come from 2 workers on 1 node; main waits 90 %")
+    delay = diagnose(measured(full_frames=10))
+    assert delay.kind == "network"
+    assert "worker_prefetch_cnt" in str(delay)
+    assert diagnose(measured(room=0.1)).kind != "network"  # the workers are slow
+    assert diagnose(measured(node=None)).kind != "network"  # they are of this machine
+
+
+# -- hangs -------------------------------------------------------------------------------------------------------------
+
+
+def hanging_at(item: int, hang: Hanging) -> Any:
+    def function(x: int) -> int:
+        if x == item:
+            hang()
+        return x
+
+    return function
+
+
+def test_a_worker_elsewhere_that_hangs_is_warned_of_with_its_node_and_its_stack(tmp_path: Path) -> None:
+    pipe = IterableWrapper(range(100)).sharding_filter().map(hanging_at(31, Hanging("sleep", tmp_path)))
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, timeout=8.0), stall_warning=1.0) as loader,
+    ):
+        warnings.simplefilter("always")
+        with pytest.raises(TimeoutError):
+            list(loader)
+        node = loader.stats().workers[1].node
+    # The first ones may come before the workers are up.
+    words = "\n".join(str(one.message) for one in told if issubclass(one.category, StallWarning))
+    assert f"main waits for worker process 1 on node {node}" in words
+    assert "in sleep" in words, words
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dies_too", [False, True], ids=["hangs", "hangs beside deaths"])
+def test_one_that_hangs_is_ended_and_replaced_and_nothing_is_lost(way: str, dies_too: bool, tmp_path: Path) -> None:
+    pipe = numbered(200).map(hanging_at(77, Hanging(way, tmp_path)))
+    options = {"timeout": 1.5, "on_timeout": "restart", "on_worker_exit": "restart" if dies_too else "error"}
+    with (
+        warnings.catch_warnings(record=True) as told,
+        DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, **options)) as loader,
+    ):
+        warnings.simplefilter("always")
+        loader.seed(5)
+        got = []
+        for item in loader:
+            got.append(item)
+            if dies_too and len(got) == 20:
+                os.kill(loader.reading_service.made.actors[0].host._child.pid, signal.SIGKILL)
+    with DataLoader2(numbered(200), reading_service=MultiProcessingReadingService(WORKERS)) as loader:
+        loader.seed(5)
+        assert got == list(loader)
+    words = "\n".join(str(one.message) for one in told)
+    assert re.search(r"worker process \d \(pid \d+ on .*, Ray actor here\) made nothing for", words), words
+    assert "and was killed for it (`timeout`)" in words
+    assert "File " in words
