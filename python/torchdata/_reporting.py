@@ -42,6 +42,8 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
+#: Modules whose frames are no place to show a user.
+_BELOW = ("torchdata.", "multiprocessing.")
 _DEMO = os.path.join(PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
 
 
@@ -51,9 +53,12 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def level_outside() -> int:
-    """For a warning of the calling function, the stack level of the first frame outside this library."""
+    """For a warning of the calling function, the stack level of the first frame outside this library.
+
+    In a forked worker that is the line of the program that the process was forked from, not `multiprocessing`'s.
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back
     return level
 

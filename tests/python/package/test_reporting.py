@@ -293,3 +293,24 @@ def test_an_exception_that_takes_no_notes_passes_as_it_is():
 def test_an_exception_that_has_passed_pickles_without_this_package():
     error = failure_of(pipeline(), ValueError)
     assert b"torchdata." not in pickle.dumps(error, protocol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_warning_of_a_worker_shows_no_line_of_ours_or_of_multiprocessing(method, tmp_path):
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService as Service\n"
+        "from torchdata.datapipes.iter import FileLister, IterableWrapper\n"
+        "if __name__ == '__main__':\n"
+        "    rows = IterableWrapper([{'a': 1}]).sharding_filter().drop('b')\n"
+        "    for pipe in FileLister('images').sharding_filter(), rows:\n"
+        f"        with DataLoader2(pipe, reading_service=Service(1, {method!r})) as loader:\n"
+        "            items = list(loader)\n"
+    )
+    command = [sys.executable, "-W", "always", str(program)]
+    told = subprocess.run(command, cwd=tmp_path, check=True, text=True, capture_output=True).stderr
+    places = re.findall(r"^(.*):(\d+): UserWarning", told, re.MULTILINE)
+    assert len(places) == 2, told
+    # What is forked stands on the stack of the program; what is begun anew has none.
+    assert set(places) == ({(str(program), "7")} if method == "fork" else {("<string>", "1")}), told

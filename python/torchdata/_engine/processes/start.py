@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing import current_process, resource_tracker, spawn
-from multiprocessing.context import BaseContext
+from multiprocessing.context import BaseContext, ForkProcess, SpawnProcess
 from typing import Any, NoReturn
 
 from torchdata._engine.processes.crossing import PREFIX
@@ -23,10 +23,19 @@ from torchdata._engine.processes.forker import Forker, RemoteChild, SpawnedChild
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.process import ChildProcess
 
-__all__ = ["new_child", "start_all"]
+__all__ = ["new_child", "start_all", "start_method_of"]
 
 #: Start methods that import the program once more.
 _SPAWNING = ("spawn", "forkserver")
+
+
+def start_method_of(context: BaseContext) -> str:
+    """The start method of a context, also of a user's own: the kind of its processes tells, whatever its name is."""
+    method = context.get_start_method()
+    if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
+        return method
+    process = context.Process()
+    return "spawn" if isinstance(process, SpawnProcess) else "fork" if isinstance(process, ForkProcess) else method
 
 
 def new_child(
@@ -49,7 +58,7 @@ def new_child(
     if make is not None:  # no context of multiprocessing's: its children are no processes of this machine
         child: ChildProcess = make(name, args)
         return child
-    method, process_name = context.get_start_method(), f"{PREFIX}{name}"
+    method, process_name = start_method_of(context), f"{PREFIX}{name}"
     if method == "fork" and forker is None:
         return ForkedChild(name, process_name, target, args)
     if method == "spawn":

@@ -18,7 +18,7 @@ from torchdata._engine import snapshots
 from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
 from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
-from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
@@ -71,7 +71,7 @@ class Group(OwnsChildren):
         full_stats: bool = False,
         room: Room | None = None,
     ) -> None:
-        self._start_method = method = context.get_start_method()
+        self._start_method = method = start_method_of(context)
         self.num_workers = num_workers
         self.dispatches = dispatch is not None
         #: Bytes of shared memory for what they send.

@@ -25,7 +25,7 @@ from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import KILLED, Shutdown
-from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.snapshots import Account, Kept, KeptDealt, KeptOwners
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.hangs import Hangs
@@ -84,7 +84,7 @@ class Restarts:
 
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
-        if self._context.get_start_method() == "fork":
+        if start_method_of(self._context) == "fork":
             members = self._members
             forker = Forker.forked([setup.program for setup in members.setups], members.bells)
             self._shutdown.forker = self._forker = forker
@@ -233,7 +233,7 @@ class Restarts:
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         members, shutdown = self._members, self._shutdown
-        method = self._context.get_start_method()
+        method = start_method_of(self._context)
         with members.sending:
             self._settle(indices, received)
             for index, lines in zip(indices, members.new_lines(indices), strict=True):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.state.declared import State, state
@@ -72,7 +73,7 @@ class Main(IterDataPipe[Any]):
                 f"Unlimited buffer size is set for `{self.name}`, please be aware of OOM at random places: where one "
                 "child is read far ahead of another, the items in between all stay in memory.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=level_outside(),
             )
         self._child_tokens = [IterationToken() for _ in range(num_instances)]
         self._joined = set()
@@ -90,7 +91,7 @@ class Main(IterDataPipe[Any]):
                     "Some child DataPipes are not exhausted when __iter__ is called: the buffer is emptied and every "
                     "child reads from the start again. Exhaust all children, or iterate them together.",
                     UserWarning,
-                    stacklevel=6,
+                    stacklevel=level_outside(),
                 )
             for instance, token in enumerate(self._child_tokens):
                 if instance != child.instance_id:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -131,7 +132,7 @@ class IterKeyZipper(IterDataPipe[Any]):
                 "that wait longest for their match are dropped from now on; enlarge buffer_size, or bring the two "
                 "pipes into similar orders.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=level_outside(),
             )
         self._dropped += 1
         close_dropped(self._waiting.pop(next(iter(self._waiting))))

@@ -22,6 +22,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torchdata._reporting import level_outside
+
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Linux
@@ -133,7 +135,7 @@ def _warn_unsupported(folder: str) -> None:
         "owns it, or it is no regular file: processes that need the same file of an on-disk cache each make it by "
         "themselves (which does no harm to the file)",
         RuntimeWarning,
-        stacklevel=2,
+        stacklevel=level_outside(),
     )
 
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import level_outside
 from torchdata.datapipes.iter.disk_cache import claims
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
@@ -318,7 +319,7 @@ class Section:
                 "lies there is not believed to be the cache's own: the files of such items are made anew in each "
                 "epoch; pass on_disk_cache(folder=...), a folder that holds all of them",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=level_outside(),
             )
         record.unmark()
         self._forget(record)

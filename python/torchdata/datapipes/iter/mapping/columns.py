@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Any, TypeVar
 
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -52,7 +53,7 @@ def _warn_of_missing(pipe: str, columns: Any) -> None:
         f"{pipe}: at least one of the columns {columns!r} is not present in an item; what is passed on may lack "
         "columns or keys.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=level_outside(),
     )
 
 
@@ -62,7 +63,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
         "The next item was not an iterable and cannot be filtered, please be aware that no filter was done or new item "
         "created.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=level_outside(),
     )
 
 
@@ -208,7 +209,7 @@ class Slicer(_ItemByItem[T_co]):
                 "Pass the keys to keep as a list. Dictionaries are not sliced by steps, only direct index. Please be "
                 "aware that no filter was done or new item created.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=level_outside(),
             )
             return item
         _warn_of_type("Slicer", item)
@@ -293,7 +294,7 @@ class Flattener(_ItemByItem[T_co]):
                         f"Flattener: the item has a key {inner!r} already; the pair that column {key!r} has of the "
                         "same key is left out.",
                         UserWarning,
-                        stacklevel=3,
+                        stacklevel=level_outside(),
                     )
                 else:
                     flat[inner] = member

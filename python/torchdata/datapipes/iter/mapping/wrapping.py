@@ -182,7 +182,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                 f"IterableWrapper reads a {type(self.iterable).__name__} of strings, which has another order in "
                 "another process, so that what goes on from this state there yields other items; give it sorted(...)",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=level_outside(),
             )
         return {}
 

@@ -16,6 +16,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -50,7 +51,7 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
             f"({error.reason}). Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave "
             "them out",
             UserWarning,
-            stacklevel=2,
+            stacklevel=level_outside(),
         )
         _told = True
     return "", error.end

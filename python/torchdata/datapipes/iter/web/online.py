@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -61,7 +62,7 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
                 except Exception as error:
                     if not self.skip_on_error:
                         raise
-                    warnings.warn(f"{error}, skipping...", stacklevel=2)
+                    warnings.warn(f"{error}, skipping...", stacklevel=level_outside())
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)

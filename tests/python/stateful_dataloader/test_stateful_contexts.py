@@ -1,0 +1,38 @@
+"""A context of the program's own, with a name and processes of its own, starts workers as its processes start."""
+
+from __future__ import annotations
+
+from multiprocessing.context import BaseContext, ForkProcess, SpawnProcess
+
+import pytest
+
+pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+class Spawned(SpawnProcess):
+    """May have children, as RETURNN's may."""
+
+    @property
+    def daemon(self):
+        return False
+
+    @daemon.setter
+    def daemon(self, value):
+        pass
+
+
+class Own(BaseContext):
+    _name = "own"
+
+    def __init__(self, kind):
+        super().__init__()
+        self.Process = kind
+
+
+@pytest.mark.parametrize("kind", [SpawnProcess, Spawned, ForkProcess])
+@pytest.mark.parametrize("exits", ["error", "restart"])
+def test_a_context_of_the_programs_own_starts_workers(kind, exits):
+    loader = StatefulDataLoader(range(9), num_workers=2, multiprocessing_context=Own(kind), on_worker_exit=exits)
+    assert [int(number) for _ in range(2) for number in loader] == [*range(9)] * 2
