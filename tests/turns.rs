@@ -58,7 +58,7 @@ fn turns_that_help_are_given_for_ever() {
 }
 
 #[test]
-fn turns_of_many_processes_may_last_longer() {
+fn turns_of_many_processes_may_last_as_long_as_they_like() {
     for (processes, gives_up) in [(3, true), (257, false)] {
         let mut waiter = Waiter { processes, ..Waiter::new() };
         for _ in 0..1_000 {

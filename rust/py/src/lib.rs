@@ -74,7 +74,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
     module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
     module.add_class::<pipes::iterators::FilterIterator>()?;
-    module.add_class::<pipes::sharing::SequenceIterator>()?;
+    module.add_class::<pipes::sequence::SequenceIterator>()?;
     module.add_class::<pipes::sharing::ShareIterator>()?;
     module.add_function(wrap_pyfunction!(pipes::packing::row_bounds, module)?)?;
     module.add_function(wrap_pyfunction!(pipes::packing::row_positions, module)?)?;

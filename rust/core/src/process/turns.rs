@@ -23,8 +23,8 @@ const NEAR: u64 = 50_000;
 /// A turn that lasts as long as this went to a stranger. With up to 64 workers on 2 cores those in which others of the
 /// loader run last 0.1 to 0.5 ms, and those that a busy loop takes 2 to 8.
 const STRANGE: u64 = 1_500_000;
-/// More processes take longer until each has had its turn, with 256 workers 2 to 8 ms: so long for each.
-const STRANGE_EACH: u64 = 40_000;
+/// More processes than this take as long themselves until each has had its turn, and leave a stranger a small share.
+const FEW: usize = 32;
 /// What a stranger's turn costs, in turns: so many times its length of other time pays it back.
 const PRICE: u64 = 8;
 /// How much may be owed.
@@ -73,7 +73,7 @@ impl Turns {
     /// give further ones.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
-        if took < STRANGE.max(STRANGE_EACH * processes as u64) {
+        if took < STRANGE || processes > FEW {
             return true;
         }
         let paid = self.paid.load(Relaxed).max(now) + took * PRICE;

@@ -24,7 +24,7 @@ use torchdata_core::trace::{Kind, Log, Record};
 
 use crate::panics::caught;
 use crate::pipes::clocking;
-use crate::pipes::sharing::SequenceIterator;
+use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 use crate::trace::PyTraceLog;
 

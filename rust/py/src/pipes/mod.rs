@@ -7,6 +7,7 @@ pub mod handing;
 pub mod iterators;
 pub mod packing;
 pub mod sampling;
+pub mod sequence;
 pub mod sharing;
 pub mod token;
 pub mod turn;

@@ -1,0 +1,105 @@
+//! Iterating over a sequence by index, for a reader that passes over items: [`SequenceIterator`].
+//!
+//! Runs in whichever process and thread iterates the pipes; the GIL orders every access.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
+
+/// How the items of a sequence are had.
+enum Kind {
+    Range { start: i64, step: i64 },
+    List,
+    Tuple,
+    Other,
+}
+
+/// A range all of whose numbers are of 64 bits.
+fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<Kind> {
+    let range = sequence.cast_exact::<PyRange>().ok()?;
+    let (start, step) = (range.start().ok()? as i64, range.step().ok()? as i64);
+    start.checked_add(step.checked_mul(i64::try_from(length).ok()?)?)?;
+    Some(Kind::Range { start, step })
+}
+
+/// Iterates over a sequence as `iter` does, and can pass over items.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct SequenceIterator {
+    sequence: Py<PyAny>,
+    kind: Kind,
+    /// The length of a sequence that does not change; lists are asked each time.
+    length: usize,
+    /// The number of the next item; `usize::MAX` behind the end, for a list may grow.
+    position: AtomicUsize,
+}
+
+impl SequenceIterator {
+    fn length(&self, py: Python<'_>) -> usize {
+        match self.kind {
+            // SAFETY: the kind says that it is a list.
+            Kind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
+            _ => self.length,
+        }
+    }
+
+    /// Passes over items, `most` at most; returns how many there were.
+    pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
+        let position = self.position.load(Relaxed);
+        let passed = self.length(py).saturating_sub(position).min(most);
+        self.position.store(position + passed, Relaxed);
+        passed
+    }
+}
+
+#[pymethods]
+impl SequenceIterator {
+    /// An iterator over `sequence` that yields its item number `position` first.
+    #[new]
+    fn new(sequence: &Bound<'_, PyAny>, position: usize) -> PyResult<Self> {
+        let length = sequence.len()?;
+        let kind = if let Some(range) = small_range(sequence, length) {
+            range
+        } else if sequence.is_exact_instance_of::<PyList>() {
+            Kind::List
+        } else if sequence.is_exact_instance_of::<PyTuple>() {
+            Kind::Tuple
+        } else {
+            Kind::Other
+        };
+        Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: AtomicUsize::new(position) })
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let position = self.position.load(Relaxed);
+        if position >= self.length(py) {
+            self.position.store(usize::MAX, Relaxed);
+            return Ok(None);
+        }
+        let sequence = self.sequence.bind(py);
+        let item = match self.kind {
+            Kind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
+            // SAFETY: the kind says that it is a list, or a tuple.
+            Kind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
+            Kind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
+            // SAFETY: a live object; the result is a new reference, or NULL with an exception set.
+            Kind::Other => unsafe {
+                let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
+                Bound::from_owned_ptr_or_err(py, item)?
+            },
+        };
+        self.position.store(position + 1, Relaxed);
+        Ok(Some(item))
+    }
+
+    /// There is nothing to clear, as in `FilterIterator`.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.sequence)
+    }
+}
