@@ -85,8 +85,9 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         let item = match self.kind {
             Kind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
-            // SAFETY: the kind says that it is a list, or a tuple.
+            // SAFETY: the kind says that it is a list.
             Kind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
+            // SAFETY: the kind says that it is a tuple.
             Kind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
             // SAFETY: a live object; the result is a new reference, or NULL with an exception set.
             Kind::Other => unsafe {
