@@ -121,6 +121,7 @@ class EpochRun:
         if self.is_paused:
             self.resume()
         self.close()
+        self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
         with self._unless_begun():
             (place, strict), self.place = self.place or (None, True), None
             if place is not None and place["ended"]:

@@ -272,15 +272,21 @@ class DataLoader2(Finalized, Generic[T_co]):
             if self.datapipe is None:
                 raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
             self._pipeline.require_pipe()
+            before = self.valid_iterator_id
+            number = 0 if before is None else before + 1
             if run.delivery.begun:
+                if before is not None:
+                    self.valid_iterator_id = number  # other threads' iterators read nothing of the epoch that begins
                 try:
                     run.begin()
-                except Exception as error:
-                    fold(error)
+                except BaseException as error:
+                    self.valid_iterator_id = before
+                    if isinstance(error, Exception):
+                        fold(error)
                     raise
             run.is_limited = False
-            self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
-            return DataLoader2Iterator(self, self.valid_iterator_id)
+            self.valid_iterator_id = number
+            return DataLoader2Iterator(self, number)
 
     def __len__(self) -> int:
         """The number of items of an epoch. Asking starts nothing.
