@@ -32,7 +32,7 @@ from typing import Any
 GRACE = 3.0
 
 #: Seconds that a rank which has raised may take to be gone with all of its processes.
-EXIT_GRACE = 10.0
+EXIT_GRACE = 30.0
 
 #: Where a fault may strike its rank.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
