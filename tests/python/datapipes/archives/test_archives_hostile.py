@@ -233,11 +233,12 @@ def test_headers_that_lie_are_errors_and_neither_loops_nor_floods(tmp_path, mode
         archive.addfile(info, io.BytesIO(b"fine"))
     data = path.read_bytes()[:1024] + block + bytes(4096)
     path.write_bytes(data)
-    items = iter(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))
-    assert read(next(items))[1] == b"fine"
-    with pytest.raises(tarfile.ReadError, match=r"lie\.tar.* in TarArchiveLoader"):
-        for item in items:
-            read(item)
+    for source in (FileOpener([str(path)], mode="b"), IterableWrapper([(str(path), io.BytesIO(data))])):
+        items = iter(source.load_from_tar(mode=mode))
+        assert read(next(items))[1] == b"fine"
+        with pytest.raises(tarfile.ReadError, match=r"lie\.tar.* in TarArchiveLoader"):
+            for item in items:
+                read(item)
 
 
 def test_a_member_of_a_tar_archive_cut_short_names_member_archive_and_pipe(tmp_path):

@@ -171,6 +171,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _LIES as error:
+            tarfile_.offset = place  # where the archive stands, not where the header says that it goes on
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
