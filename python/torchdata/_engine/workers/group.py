@@ -9,7 +9,6 @@ its workers are called; the owner of the group commands them by `commanders`, an
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -27,10 +26,6 @@ from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDe
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 
 __all__ = ["Group", "default_budget"]
-
-#: How often main looks for deaths while it starts others. Looking at all after each start takes as many system calls as
-#: half the square of their number: with 256, 45 ms of 1.3 s.
-_LOOK_S = 0.05
 
 
 def default_budget() -> int:
@@ -139,14 +134,11 @@ class Group(OwnsChildren):
             WorkerExitedError: one has died already.
         """
         members, indices = self.members, range(len(self.members.processes))
-        looked = time.monotonic()
 
         def see_to(index: int) -> None:
-            nonlocal looked
-            if not replaces and time.monotonic() >= looked + _LOOK_S:
+            if not replaces:
                 # Starting the others may take long: a death that was there before is not to wait for them.
                 members.check_alive(range(index))
-                looked = time.monotonic()
             lines = members.setups[index].lines
             # The dispatching process is started last, and shares its descriptors with the workers.
             if index < members.num_workers:
