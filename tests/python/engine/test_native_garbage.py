@@ -22,6 +22,8 @@ from torchdata._native import (
     Link,
     ReadAheadQueue,
     Sender,
+    SequenceIterator,
+    ShareIterator,
     TFRecordReader,
 )
 from torchdata.datapipes.iter import IterableWrapper
@@ -177,6 +179,14 @@ def guard(holder):
     return iterator
 
 
+def sequence_iterator(holder):
+    return SequenceIterator([holder], 0)
+
+
+def share(holder):
+    return ShareIterator(guard(holder), 0, 1, 1, 1)
+
+
 def sender_with_a_taker(holder):
     sender = Sender([Link(0)], BellBoard(2), 0, [1])
     sender.take_snapshots(holder.called, 1.0, 1.0)
@@ -197,6 +207,8 @@ WAYS = [
     delivery,
     hold_on_a_queue,
     delivery_iterator,
+    sequence_iterator,
+    share,
     sender_with_a_taker,
     filter_over,
     filter_by,
