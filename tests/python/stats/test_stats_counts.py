@@ -19,6 +19,7 @@ from process_checks import METHODS, loader, nothing_is_left, wait_for, with_meth
 from ranks import gloo_job
 from torchdata._engine import snapshots
 from torchdata._native import StatsBoard
+from torchdata._observe.stats import recorder
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -535,3 +536,19 @@ def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states
     load_state(fresh := IterableWrapper(range(9)).enumerate(), save_state(now))
     assert list(fresh) == [(i, i) for i in range(1, 9)]
     assert list(former) == [(i, i) for i in range(4, 9)]
+
+
+def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = IterableWrapper(range(5))
+    told: list[int] = []
+
+    def ask(*_: object) -> None:
+        asker = threading.Thread(target=lambda: told.append(loader.stats().epochs))
+        asker.start()
+        asker.join()
+
+    loader = DataLoader2(pipe)
+    assert list(loader) == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(recorder, "answer_no_more", ask)
+    loader.shutdown()
+    assert told == [1]

@@ -105,26 +105,31 @@ class Recorder:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
         self._processes = None
-        counting, self._counting = self._counting, None
+        counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            answer_no_more(counting.board, MAIN_PAGE)
-            # As it is: at the interpreter's end nothing can be imported that would make something of it.
+            # As it is: at the interpreter's end nothing can be imported that would make something of it. And before the
+            # board is given up: another thread may ask meanwhile.
             board = counting.board
             self._last = time.monotonic_ns(), board.full, board.read(), board.read_change()
+            self._counting = None
+            answer_no_more(board, MAIN_PAGE)
             board.close_descriptor()
+        self._counting = None
 
     @property
     def board(self) -> StatsBoard | None:
         """The counters; None before the first epoch and after the end."""
-        return self._counting.board if self._counting is not None else None
+        counting = self._counting  # once: another thread may shut the loader down
+        return None if counting is None else counting.board
 
     def reading(self) -> Reading:
         """The counters so far."""
         from torchdata._observe.stats.model import Reading
         from torchdata._observe.stats.reading import read_board, those_before
 
-        if self._counting is not None and self._pid == os.getpid():
-            return read_board(self._counting.board)
+        board = self.board
+        if board is not None and self._pid == os.getpid():
+            return read_board(board)
         at, full, read, change = self._last or (0, self.full, [], None)
         pages = {page["page"]: page for page in read}
         return Reading(at, full, pages, before=those_before(change, pages, full))
