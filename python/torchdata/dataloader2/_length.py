@@ -43,7 +43,7 @@ def skeleton(datapipe: Any) -> Any:
         copies[id(pipe)] = object.__new__(type(pipe))
     for pipe in pipes:
         items = getattr(type(pipe), "item_attributes", ())
-        for name, value in vars(pipe).items():
+        for name, value in list(vars(pipe).items()):
             if name != "_iteration_token":
                 vars(copies[id(pipe)])[name] = value if name in items else _joined(value, copies)
     return copies[id(datapipe)]

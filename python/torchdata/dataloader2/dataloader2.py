@@ -494,7 +494,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """The parts of a copy (see `_copying`), and the attributes of a subclass."""
         parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
-        return {**{name: value for name, value in vars(self).items() if name not in _OWN}, "_made_of": parts}
+        return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._ended = True  # until it is whole

@@ -168,7 +168,7 @@ class BaseNode(Iterator[T]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name not in self._of_a_run}
+        kept = {name: value for name, value in list(self.__dict__.items()) if name not in self._of_a_run}
         if "_BaseNode__initialized" in kept:
             kept["_BaseNode__initialized"] = False
         return kept
@@ -229,7 +229,7 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """The nodes that a node holds in its attributes, also in lists and dicts, each once."""
     found: dict[int, BaseNode[Any]] = {}
-    for value in vars(node).values():
+    for value in list(vars(node).values()):  # threads that read ahead set attributes meanwhile
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())
@@ -243,7 +243,7 @@ def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
         sources = _sources_of(node)
         found += [source for source in sources if all(source is not one for one in found)]
         held = {id(source) for source in sources}
-        for value in vars(node).values():
+        for value in list(vars(node).values()):
             if id(value) not in held and not isinstance(value, (Mapping, list, tuple)):
                 shared[id(value)] = value
     return copy.deepcopy(root, shared)

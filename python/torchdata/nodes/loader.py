@@ -145,7 +145,7 @@ class Loader(Generic[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         run = ("_it", "_began_for_state", "_beginning", "_process")
-        return {name: value for name, value in vars(self).items() if name not in run}
+        return {name: value for name, value in list(vars(self).items()) if name not in run}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

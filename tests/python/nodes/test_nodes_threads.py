@@ -31,6 +31,7 @@ from torchdata.nodes import (  # noqa: E402
     Unbatcher,
 )
 from torchdata.nodes._read_ahead import ReadSource  # noqa: E402
+from torchdata.nodes.base_node import is_repeatable  # noqa: E402
 
 
 def threads() -> list[str]:
@@ -560,3 +561,17 @@ print(follower == next(node))
 """
     code, out, err = run(body)
     assert (code, out, err) == (0, "starts\nTrue True True\nTrue\n", "")
+
+
+def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
+    node = Mapper(IterableWrapper(range(3)), str)
+
+    class Growing(dict[str, Any]):
+        """Stands for a thread that reads ahead: it sets an attribute while others are looked at."""
+
+        def values(self) -> Any:
+            vars(node)["more"] = None
+            return super().values()
+
+    vars(node)["held"] = Growing()
+    assert is_repeatable(node)
