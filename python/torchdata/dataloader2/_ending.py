@@ -87,7 +87,7 @@ class Ending:
                 f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this is a "
                 "forked child of that: make a loader of your own in the child"
             )
-        self._run.held, self.changing = threading.RLock(), threading.RLock()  # a thread of the parent may hold them
+        self.changing = threading.RLock()  # a thread of the parent may hold it
         self.owner_pid = os.getpid()
 
     def run(self) -> None:

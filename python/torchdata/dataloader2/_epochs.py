@@ -10,6 +10,7 @@ the next epoch begins without it, or at shutdown.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -50,7 +51,6 @@ class EpochRun:
         saved_places: where the epoch was saved at which to go on, perhaps with other processes.
         epochs: how many were begun.
         is_iterating: whether an epoch is under way, of whose end the service was not told yet.
-        held: by who takes a state, while the graph must stand still.
         patience: seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it
             takes.
     """
@@ -59,7 +59,7 @@ class EpochRun:
         self.pipeline, self.seeds, self.recorder = pipeline, seeds, recorder
         self.delivery = Delivery()
         end_at_exit(self.delivery.turn)
-        self.held = threading.RLock()
+        self._held = os.getpid(), threading.RLock()
         self.place: tuple[dict[str, Any], bool] | None = None
         self.saved_places: SavedPlaces | None = None
         self.epochs = 0
@@ -75,6 +75,13 @@ class EpochRun:
     def forget(self) -> None:
         """Makes the run one that has begun no epoch of the graph as it is now."""
         self.position = Position(self)
+
+    @property
+    def held(self) -> threading.RLock:
+        """Held while a state is taken. A forked child has one of its own: a thread of the parent may hold that."""
+        if self._held[0] != os.getpid():
+            self._held = os.getpid(), threading.RLock()
+        return self._held[1]
 
     # -- pausing -----------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -78,3 +80,32 @@ def test_an_epoch_that_does_not_begin_leaves_the_loader_as_it_was() -> None:
         assert list(first) == []  # the error was told already
         Moody.fails = False
         assert list(loader) == [0, 1, 2]
+
+
+def test_a_forked_child_does_not_wait_for_a_state_that_a_thread_of_its_parent_takes() -> None:
+    with DataLoader2(IterableWrapper(range(10))) as loader:
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        iterator.limit(100)
+        holds, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with loader._run.held:
+                holds.set()
+                over.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        wait_for(holds.is_set)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            code = 1
+            try:
+                code = int(list(iterator) != list(range(1, 10)) or not loader.state_dict())
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        over.set()
+        holder.join()
+        assert status == 0
