@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import pickle
 import random
 import signal
 import time
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hosts import LocallyRemote
+from hosts import LocallyRemote, hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
 from process_checks import MULTIPROCESSING, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import array, as_it_is, double, drawn, failing, many, plain, wide
 from torchdata._engine.remote import worker as worker_module
@@ -29,18 +27,6 @@ pytestmark = [
 ]
 
 WORKERS = 2
-
-
-@pytest.fixture(autouse=True)
-def _hosts_have_ended(nothing_is_left: None) -> Iterator[None]:  # noqa: F811 - a fixture
-    """Waits for the threads of hosts, which lie in this process and hold their links."""
-    yield
-
-    def are_gone() -> bool:
-        gc.collect()
-        return shared_mappings() == 0
-
-    wait_for(are_gone)
 
 
 def dealt(count: int, before: Any = as_it_is) -> Any:
@@ -93,22 +79,7 @@ def test_more_than_there_is_room_for_is_held_back_and_comes_whole(monkeypatch: p
 def test_a_state_goes_on_here_and_there() -> None:
     whole = [item for epoch in epochs(PIPELINES["random"], local(), 1) for item in epoch]
     dice = random.Random(7)
-    got: list[Any] = []
-    state: bytes | None = None
-    while len(got) < len(whole):
-        service = LocallyRemote(WORKERS) if dice.random() < 0.6 else local()
-        with DataLoader2(PIPELINES["random"](), reading_service=service) as loader:
-            loader.seed(5)
-            if state is not None:
-                loader.load_state_dict(pickle.loads(state))
-            steps = dice.randrange(5, 60)
-            for item in loader:
-                got.append(item)
-                steps -= 1
-                if not steps:
-                    break
-            state = pickle.dumps(loader.state_dict())
-    assert got == whole
+    assert read_here_and_there(PIPELINES["random"], len(whole), WORKERS, dice, 60) == whole
 
 
 def test_an_error_where_items_are_dispatched_is_raised_behind_the_items_before_it() -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import re
 import signal
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hanging import WAYS, Hanging
-from hosts import LocallyRemote
+from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import array, double, numbered, reading
 from torchdata._observe.outside.attaching import attach
@@ -31,18 +29,6 @@ pytestmark = [
 ]
 
 WORKERS = 2
-
-
-@pytest.fixture(autouse=True)
-def _hosts_have_ended(nothing_is_left: None) -> Iterator[None]:  # noqa: F811 - a fixture
-    """Waits for the threads of hosts, which lie in this process and hold their links."""
-    yield
-
-    def are_gone() -> bool:
-        gc.collect()
-        return shared_mappings() == 0
-
-    wait_for(are_gone)
 
 
 def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:

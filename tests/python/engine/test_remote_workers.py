@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hosts import LocallyRemote
+from hosts import LocallyRemote, hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
 from one_rank import Alone
 from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import PIPELINES, array, as_it_is, double, failing, numbered, wide
@@ -38,18 +36,6 @@ pytestmark = [
 ]
 
 WORKERS = 2
-
-
-@pytest.fixture(autouse=True)
-def _hosts_have_ended(nothing_is_left: None) -> Iterator[None]:  # noqa: F811 - a fixture
-    """Waits for the threads of hosts, which lie in this process and hold their links."""
-    yield
-
-    def are_gone() -> bool:
-        gc.collect()
-        return shared_mappings() == 0
-
-    wait_for(are_gone)
 
 
 def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
@@ -77,22 +63,7 @@ def test_large_arrays_come_whole_though_main_keeps_them_all() -> None:
 def test_a_loader_goes_on_from_random_moments_with_and_without_carriers() -> None:
     dice = random.Random(3)
     whole = [item for epoch in epochs(PIPELINES["random"], local()) for item in epoch]
-    got: list[Any] = []
-    state: bytes | None = None
-    while len(got) < len(whole):
-        service = LocallyRemote(WORKERS) if dice.random() < 0.6 else local()
-        with DataLoader2(PIPELINES["random"](), reading_service=service) as loader:
-            loader.seed(5)
-            if state is not None:
-                loader.load_state_dict(pickle.loads(state))
-            steps = dice.randrange(10, 80)
-            for item in loader:
-                got.append(item)
-                steps -= 1
-                if not steps:
-                    break
-            state = pickle.dumps(loader.state_dict())
-    assert got == whole
+    assert read_here_and_there(PIPELINES["random"], len(whole), WORKERS, dice, 80) == whole
 
 
 def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one() -> None:

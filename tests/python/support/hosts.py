@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
+from process_checks import shared_mappings, wait_for
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.dispatching import DispatchingChild, pickled
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
-from torchdata.dataloader2 import MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
@@ -112,3 +116,35 @@ class LocallyRemote(MultiProcessingReadingService):
     def _context(self) -> Any:
         self.made = LocalHosts(*self.hosts)
         return self.made
+
+
+@pytest.fixture(autouse=True)
+def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
+    """Waits for the threads of hosts, which lie in this process and hold their links."""
+    yield
+
+    def are_gone() -> bool:
+        gc.collect()
+        return shared_mappings() == 0
+
+    wait_for(are_gone)
+
+
+def read_here_and_there(make: Callable[[], Any], count: int, workers: int, dice: random.Random, most: int) -> list[Any]:
+    """An epoch of so many items, read by loaders with remote or local workers that go on from each other's states."""
+    got: list[Any] = []
+    state: bytes | None = None
+    while len(got) < count:
+        service = (LocallyRemote if dice.random() < 0.6 else MultiProcessingReadingService)(workers)
+        with DataLoader2(make(), reading_service=service) as loader:
+            loader.seed(5)
+            if state is not None:
+                loader.load_state_dict(pickle.loads(state))
+            steps = dice.randrange(5, most)
+            for item in loader:
+                got.append(item)
+                steps -= 1
+                if not steps:
+                    break
+            state = pickle.dumps(loader.state_dict())
+    return got

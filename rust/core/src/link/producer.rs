@@ -65,8 +65,8 @@ pub struct Producer {
     wake: WakePolicy,
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
-    /// Items of this stream with blocks that the consumer had not taken when this was last looked at: their ends in the
-    /// ring, and the bytes of their blocks.
+    /// Runs of items of this stream with blocks that the consumer had not taken when this was last looked at: their ends
+    /// in the ring, and the bytes of their blocks.
     ahead: VecDeque<(u64, u64)>,
     /// The sum of these bytes.
     ahead_bytes: u64,
@@ -212,6 +212,18 @@ impl Producer {
         permit.ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
+    /// Notes that so many bytes of blocks are on their way. Items of few bytes are noted as one, which is taken when its
+    /// last item is: nothing grows with their number.
+    #[inline]
+    fn note_ahead(&mut self, bytes: u64) {
+        self.ahead_bytes += bytes;
+        let tail = self.cursor.tail();
+        match self.ahead.back_mut() {
+            Some((end, noted)) if *noted + bytes <= Ahead::LEAST / 64 => (*end, *noted) = (tail, *noted + bytes),
+            _ => self.ahead.push_back((tail, bytes)),
+        }
+    }
+
     /// Whether as many bytes of blocks are on their way as the consumer allows.
     #[cold]
     fn is_far_ahead(&mut self) -> Result<bool, Corrupted> {
@@ -310,8 +322,7 @@ impl Producer {
             self.sending.sent();
             let in_blocks: u64 = parts.iter().map(Part::bytes_in_block).sum();
             if in_blocks > 0 {
-                self.ahead.push_back((self.cursor.tail(), in_blocks));
-                self.ahead_bytes += in_blocks;
+                self.note_ahead(in_blocks);
             }
             self.items += 1;
             let flow = &*self.flow;
