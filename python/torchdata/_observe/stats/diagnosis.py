@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdata._observe.show.table import duration, percent, size
+from torchdata._observe.stats.cores import free_of_main, processors_of, workers_that_fit
 from torchdata._observe.stats.model import added
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ OWN_CORES = 0.1
 _LITTLE = frozenset({"IterableWrapper", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"})
 #: More workers than that are not advised.
 MOST_WORKERS = 64
+#: Share of what a pipe takes to which it can be brought by work on it: less is not advised.
+WITHIN_REACH = 0.1
 #: Seconds of an item from which on workers are advised: one comes from a worker in half a microsecond, at best.
 WORTH_A_WORKER = 2e-6
 
@@ -469,10 +472,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     elif stats.step_seconds:
         workers = math.ceil(each / max(stats.step_seconds, 1e-9))
         if workers <= MOST_WORKERS:
-            text += (
-                f" With MultiProcessingReadingService({workers}) the training step ({duration(stats.step_seconds)}) "
-                f"would be the limit{_of_cores(stats, workers)}."
-            )
+            text += _with_workers(stats, workers, f"MultiProcessingReadingService({workers})")
     return Verdict("loading", text, "main", worst.name if worst else None, worst.location if worst else None)
 
 
@@ -494,24 +494,65 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     items = sum(one.items for one in stats.workers)
     if not step or not items or not worker.items or not worst.own_seconds or not worst.items_out:
         return ""
-    each = busy / items
-    needed = max(len(stats.workers) + 1, math.ceil(each / step))
-    if needed > MOST_WORKERS:
-        return ""
+    each, now = busy / items, len(stats.workers)
+    needed = max(now + 1, math.ceil(each / step))
     per_item = worst.own_seconds / worker.items
-    allowed = step * len(stats.workers) - (each - per_item)
+    allowed = step * now - (each - per_item)
     faster = allowed * worker.items / worst.items_out
     name = worst.name.partition("(")[2].rstrip(")") or worst.name
-    instead = f" or a {name} of {duration(faster)}" if faster > 0.02 * (worst.seconds_per_item or 0.0) else ""
-    return (
-        f" With {needed} workers{instead} the training step ({duration(step)}) would be the limit"
-        f"{_of_cores(stats, needed)}."
-    )
+    cheaper = f"{_article(name)} {name} of {duration(faster)}"
+    possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
+    _, fit = _workers_that_fit(stats)
+    if needed > fit:
+        text = f" {_cores(stats)} busy with {_counted(now, 'worker')}: more would not be faster."
+        if fit > now:
+            text = f" Use {fit:.0f} workers, which keep the {stats.cores} cores busy: more would not be faster."
+        return f"{text} {f'With {cheaper} {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
+    if needed > MOST_WORKERS:
+        return ""
+    return _with_workers(stats, needed, f"{needed} workers{f' or {cheaper}' if possible else ''}")
 
 
-def _of_cores(stats: LoaderStats, workers: int) -> str:
-    here = all(worker.node is None for worker in stats.workers)
-    return f" (if the work is waiting: there are {stats.cores} cores)" if here and workers > stats.cores else ""
+def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
+    """What so many workers, which `words` name, would bring."""
+    surely, _ = _workers_that_fit(stats)
+    text = f" With {words} {_limit(stats.step_seconds)}"
+    if workers <= surely:
+        return f"{text}."
+    keep = f"{_counted(stats.cores, 'worker')} {'keeps' if stats.cores == 1 else 'keep'}"
+    return f"{text} if the work is waiting; if it computes, {keep} the {_counted(stats.cores, 'core')} busy."
+
+
+def _limit(step: float | None) -> str:
+    return f"the training step ({duration(step)}) would be the limit"
+
+
+def _workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
+    """How many workers find cores: so many at least, and at most. Those of other machines find their own."""
+    if any(worker.node is not None for worker in stats.workers):
+        return math.inf, math.inf
+    # A process computes while it starts, too, which its first item waits for.
+    before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
+    processors = processors_of(stats.workers or stats.processes, before)
+    if processors is None:
+        return stats.cores, math.inf
+    least, most = processors
+    if not stats.workers:  # main trains, too, by any number of threads
+        return max(stats.cores, workers_that_fit(most, stats.cores)), math.inf
+    surely = workers_that_fit(most, free_of_main(stats, stats.cores))
+    return max(stats.cores, surely), max(stats.cores, workers_that_fit(least, stats.cores))
+
+
+def _cores(stats: LoaderStats) -> str:
+    return "The only core is" if stats.cores == 1 else f"The {stats.cores} cores are"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _article(name: str) -> str:
+    return "an" if name[:1].upper() in "AEIO" else "a"
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchdata import _machine as machine
 from torchdata._observe.show.table import duration, percent, size
+from torchdata._observe.stats.cores import free_of_main, processors_of, workers_that_fit
 from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, sending, training
 
 if TYPE_CHECKING:
@@ -167,31 +168,15 @@ def _most(stats: LoaderStats, allowed: Limits, worker_memory: int | None, window
 
 def _most_of_cores(stats: LoaderStats, allowed: Limits) -> tuple[int, str]:
     """The most workers that the cores permit: as many as keep them busy, which are more where their work is waiting."""
-    share = _processors_of_a_worker(stats)
-    if share is None:
+    processors = processors_of(stats.workers)
+    if processors is None:
         return min(allowed.cores, allowed.workers), f"there are {allowed.cores} cores"
-    main = stats.main
-    computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
-    free = allowed.cores - min(allowed.cores - 1.0, computed)  # what the training computes is not taken from it
+    _, share = processors
+    free = free_of_main(stats, allowed.cores)
     if share * allowed.workers <= free:
         return allowed.workers, f"more than {allowed.workers} are not tried"
-    fit = min(allowed.workers, max(1, math.floor(free / share + 0.5)))
+    fit = int(min(allowed.workers, workers_that_fit(share, free)))
     return fit, f"there are {allowed.cores} cores, which {fit} keep busy"
-
-
-def _processors_of_a_worker(stats: LoaderStats) -> float | None:
-    """How many processors a worker keeps busy while it works, had it them for itself; None where that is not known.
-
-    Other programs make it stand in line, and so take longer: that is no waiting of its own.
-    """
-    busy = sum(worker.busy_seconds for worker in stats.workers)
-    if busy <= 0 or any(worker.cpu_seconds is None for worker in stats.workers):
-        return None
-    ran = sum(worker.cpu_seconds or 0.0 for worker in stats.workers)
-    stood = sum(worker.busy * (worker.waits_for_cpu_seconds or 0.0) for worker in stats.workers)
-    if ran + stood >= busy:  # some threads at once
-        return (ran + stood) / busy
-    return ran / (busy - stood)
 
 
 def choose_window(stats: LoaderStats, window: int, budget: int) -> Choice:

@@ -1,0 +1,118 @@
+"""How many workers a verdict advises: no more than keep the cores busy, unless their work waits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from torchdata._observe.stats.diagnosis import diagnose, loading
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+
+def computing(seconds):
+    """Computes for so long, which a machine that is busy elsewhere makes no longer. Returns True."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return True
+
+
+def computes(x):
+    return computing(0.01) and x
+
+
+def sleeps(x):
+    time.sleep(0.004)
+    return x
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Statistics of two workers of a function that sleeps, and of one that computes."""
+
+    def of(function):
+        pipe = IterableWrapper(range(60)).sharding_filter().map(function)
+        service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+        with DataLoader2(pipe, reading_service=service, stats="full") as dl:
+            list(dl)
+            return dl.stats()
+
+    return {"waits": of(sleeps), "computes": of(computes)}
+
+
+def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
+    """The statistics, of workers that take so long for an item and compute for a share of that, or for all of it."""
+    share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
+    lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
+    worker = next(one for one in stats.processes if one.role == "worker")
+    pipes = tuple(
+        replace(pipe, own_seconds=30 * each, seconds_per_item=each) if "Mapper" in pipe.name else pipe
+        for pipe in worker.pipes
+    )
+    worker = replace(worker, waits_for_cpu_seconds=0.0, pipes=pipes, **share, **lived)
+    main = replace(stats.main, cpu_seconds=0.0, busy=0.0)
+    names = [f"worker process {number}" for number in range(workers)]
+    others = [replace(worker, name=name, pipes=tuple(replace(p, process=name) for p in pipes)) for name in names]
+    more = {"waiting": 0.9, "loading": 0.9, "held_up": 0.0, "seconds": 0.3, "waiting_seconds": 0.27}
+    return replace(
+        stats,
+        cores=cores,
+        processes=(main, *others),
+        waited_for={names[0]: 0.2},
+        step_seconds=step,
+        first_item_seconds=beside / (stats.epochs + 1),
+        **more,
+    )
+
+
+def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
+    """Ten milliseconds of computing for a step of 0.4: twenty-five workers, were there cores for them."""
+    words = str(diagnose(seen(counted["computes"], cores=2)))
+    assert words.endswith(
+        "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."
+    )
+    words = str(diagnose(seen(counted["computes"], cores=8)))
+    assert "Use 8 workers, which keep the 8 cores busy: more would not be faster." in words
+    words = str(diagnose(seen(counted["computes"], cores=8, step=0.0015)))
+    assert "With 7 workers or a computes of 3 ms the training step (1.5 ms) would be the limit." in words
+    words = str(diagnose(seen(counted["computes"], cores=2, step=0.0015)))
+    assert words.endswith("With a computes of 3 ms the training step (1.5 ms) would be the limit.")
+    words = str(diagnose(seen(counted["computes"], cores=1, workers=2)))
+    assert "The only core is busy with 2 workers" in words
+
+
+def test_more_workers_than_cores_are_advised_where_the_work_waits(counted):
+    words = str(diagnose(seen(counted["waits"], cores=2, ran=0.005)))
+    assert words.endswith("With 25 workers the training step (400 µs) would be the limit.")
+    half = str(diagnose(seen(counted["waits"], cores=2, ran=0.15)))
+    assert "Use 4 workers, which keep the 2 cores busy" in half
+
+
+def test_what_a_start_computes_is_not_held_against_the_work(counted):
+    """Whether the work computes is not known then."""
+    words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
+    assert words.endswith(
+        "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
+        "2 workers keep the 2 cores busy."
+    )
+
+
+def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(counted):
+    stats = seen(counted["computes"], cores=2)
+    far = tuple(replace(one, node="far") if one.role == "worker" else one for one in stats.processes)
+    assert "With 25 workers the training step" in str(diagnose(replace(stats, processes=far)))
+
+
+def test_of_real_workers_it_is_seen_whether_they_compute(counted):
+    """What they computed at their start may leave a doubt, and no more."""
+    for kind, stats in counted.items():
+        words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))
+        if kind == "waits":
+            assert "are busy with" not in words
+        else:
+            assert not words.endswith("would be the limit.")
