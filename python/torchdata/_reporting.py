@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from torchdata._redacting import redacted
@@ -20,18 +21,20 @@ __all__ = [
     "RAISED_IN",
     "add_note",
     "attributes_of",
+    "begin_at",
     "came_from",
     "fold",
     "is_users",
     "key_named",
     "key_of",
-    "level_outside",
     "make_printable",
     "name_item",
     "name_of",
     "notes_of",
+    "place_outside",
     "remember",
     "represented",
+    "warn_outside",
 ]
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -52,15 +55,46 @@ def _is_ours(frame: TracebackType) -> bool:
     return file.startswith(PACKAGE) and not file.startswith(_DEMO)
 
 
-def level_outside() -> int:
-    """For a warning of the calling function, the stack level of the first frame outside this library.
+#: In a process that was not forked: the file, the line and the module of the program that began it.
+_begun_at: tuple[str, int, str] | None = None
+#: The warnings that were shown for that place (`__warningregistry__`).
+_shown: dict[Any, Any] = {}
 
-    In a forked worker that is the line of the program that the process was forked from, not `multiprocessing`'s.
-    """
-    level, frame = 1, sys._getframe(1)
+
+def _outside() -> tuple[FrameType, int]:
+    """The first frame outside this library above the function that calls the caller, and its stack level from there."""
+    level, frame = 1, sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back
-    return level
+    return frame, level
+
+
+def place_outside() -> tuple[str, int, str]:
+    """The file, the line and the module of the first frame outside this library, or of what began the process."""
+    frame, _ = _outside()
+    if _begun_at is not None and frame.f_back is None:
+        return _begun_at
+    return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
+
+
+def begin_at(place: tuple[str, int, str]) -> None:
+    """Shows warnings of this process, which has no line of the program on its stack, at the place that began it."""
+    global _begun_at
+    _begun_at = place
+
+
+def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of the program that called this library.
+
+    In a worker that is the line which the process was begun from: of a forked one it stands on the stack, below
+    `multiprocessing`'s.
+    """
+    frame, level = _outside()
+    if _begun_at is None or frame.f_back is not None:
+        warnings.warn(message, category, stacklevel=level + 1)
+    else:
+        file, line, module = _begun_at
+        warnings.warn_explicit(message, category, file, line, module, _shown)
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:

@@ -5,10 +5,9 @@ Role: pure functions over the numbers of items that came of each worker, which t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 
 __all__ = ["are_idle", "warn_of_idle"]
 
@@ -27,11 +26,10 @@ def warn_of_idle(shares: Sequence[int]) -> None:
     idle = [str(worker) for worker, items in enumerate(shares) if not items]
     working = len(shares) - len(idle)
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"
-    warnings.warn(
+    warn_outside(
         f"worker process{'es' if len(idle) > 1 else ''} {named} given no item in this epoch, the other"
         f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files, shards or blocks of "
         f"ShardingPolicy ({working}) are divided among the workers than there are workers ({len(shares)}). Use "
         f"num_workers={working}, or more and smaller shards and blocks",
         UserWarning,
-        stacklevel=level_outside(),
     )

@@ -9,13 +9,12 @@ Role: rules over graphs. Runs in the main process, in the thread that asks; owns
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from typing import Any, Literal
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
@@ -112,14 +111,14 @@ def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
     """Warns of what `lint` is certain about and nothing else would tell, at the line outside of this package."""
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
-            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
+            warn_outside(str(finding), DataPipeLintWarning)
 
 
 def warn_of_local_paths(datapipe: DataPipe) -> None:
     """Warns of files and folders of this machine that a graph reads which is to run on others."""
     for finding in _Linter(Graph(datapipe), 1, seeded=True, remote=True).findings():
         if finding.kind == "local-path":
-            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
+            warn_outside(str(finding), DataPipeLintWarning)
 
 
 class _Linter:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-import warnings
 from collections.abc import Callable
 from types import GeneratorType, TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
-from torchdata._reporting import add_note, level_outside
+from torchdata._reporting import add_note, warn_outside
 from torchdata.datapipes._pipe.skipping import (
     FEWEST,
     TooManySkipped,
@@ -385,10 +384,9 @@ class Skipped:
             raise self._too_many() from None
         kinds, seen = self.counts
         if kinds:
-            warnings.warn(
+            warn_outside(
                 f"on_error has skipped {sum(kinds.values())} of the {seen} samples of this epoch:\n{self._table()}",
                 RuntimeWarning,
-                stacklevel=level_outside(),
             )
 
     def _is_over(self, *, at_the_end: bool = False) -> bool:

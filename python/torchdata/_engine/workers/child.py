@@ -42,6 +42,7 @@ from torchdata._native import (
     exit_with_parent,
 )
 from torchdata._observe.stats.counting import Counting
+from torchdata._reporting import begin_at
 
 __all__ = ["MAIN", "Child", "ChildSetup", "CommonSetup", "Lines", "run_child"]
 
@@ -65,17 +66,22 @@ class CommonSetup:
     #: Main's thresholds for collecting cyclic garbage.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
+    #: The line of the program that began the children, as `place_outside` has it; None if they have it on their stacks,
+    #: or it lies on another machine.
+    begun_at: tuple[str, int, str] | None
 
     @classmethod
-    def under(cls, start_method: str, bells: BellBoard) -> CommonSetup:
+    def under(cls, start_method: str, bells: BellBoard, begun_at: tuple[str, int, str] | None = None) -> CommonSetup:
         """That of children which this process, main, starts.
 
         Args:
             start_method: multiprocessing's name of how.
             bells: the bells of all processes.
+            begun_at: the line of the program that begins them.
         """
         is_child_of_main = start_method != "forkserver"
-        return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now())
+        begun_at = None if start_method == "fork" else begun_at
+        return cls(Handle(bells), os.getpid(), is_child_of_main, gc.get_threshold(), MainSignals.now(), begun_at)
 
     def enter(
         self,
@@ -97,6 +103,8 @@ class CommonSetup:
         """
         self.signals.leave_to_main()
         note_child()
+        if self.begun_at is not None:
+            begin_at(self.begun_at)
         close_inherited()
         watch_the_parent()
         drop_inherited(links, self.bells.shared, stats, record)

@@ -24,6 +24,7 @@ from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._reporting import place_outside
 
 __all__ = ["Group", "default_budget"]
 
@@ -76,7 +77,7 @@ class Group(OwnsChildren):
         self.bells = BellBoard(1 + count)
         self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
         self.stats = self.room.board
-        common = CommonSetup.under(method, self.bells)
+        common = CommonSetup.under(method, self.bells, place_outside())
         #: Where the dispatching process records to whom it deals, if not in turn.
         self.record = DealingRecord() if deals_freely and dispatch is not None else None
         programs = [_shared(program, method)] * num_workers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
@@ -17,7 +16,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from torchdata._redacting import redact_error, shown
-from torchdata._reporting import level_outside, name_item
+from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -355,4 +354,4 @@ def warn_of_length(message: str) -> None:
     """Warns a caller that asks a pipe for its length that this is a guess, or costly."""
     if _asking.certain:
         raise TypeError(message)
-    warnings.warn(message, UserWarning, stacklevel=level_outside())
+    warn_outside(message, UserWarning)

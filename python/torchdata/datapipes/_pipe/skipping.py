@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 import weakref
 from itertools import chain
 from typing import Any
@@ -29,9 +28,9 @@ from torchdata._reporting import (
     attributes_of,
     key_named,
     key_of,
-    level_outside,
     name_of,
     notes_of,
+    warn_outside,
 )
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
@@ -137,10 +136,9 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
 def tell(skipped: dict[tuple[str, str], int], of: str = "this epoch") -> None:
     """Warns of what was skipped, if anything was; `of` says in what."""
     if skipped:
-        warnings.warn(
+        warn_outside(
             f"on_error has skipped {sum(skipped.values())} items of {of}:\n{table_of(skipped)}",
             RuntimeWarning,
-            stacklevel=level_outside(),
         )
 
 

@@ -10,13 +10,12 @@ that is iterated afterwards joins the generation.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.state.declared import State, state
@@ -69,11 +68,10 @@ class Main(IterDataPipe[Any]):
         self.num_instances = num_instances
         self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
         if self.buffer_size < 0:
-            warnings.warn(
+            warn_outside(
                 f"Unlimited buffer size is set for `{self.name}`, please be aware of OOM at random places: where one "
                 "child is read far ahead of another, the items in between all stay in memory.",
                 UserWarning,
-                stacklevel=level_outside(),
             )
         self._child_tokens = [IterationToken() for _ in range(num_instances)]
         self._joined = set()
@@ -87,11 +85,10 @@ class Main(IterDataPipe[Any]):
         """Takes a child that starts an iteration into the generation, or begins a new one for it."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
-                warnings.warn(
+                warn_outside(
                     "Some child DataPipes are not exhausted when __iter__ is called: the buffer is emptied and every "
                     "child reads from the start again. Exhaust all children, or iterate them together.",
                     UserWarning,
-                    stacklevel=level_outside(),
                 )
             for instance, token in enumerate(self._child_tokens):
                 if instance != child.instance_id:

@@ -6,11 +6,10 @@ match, and the streams in them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -127,12 +126,11 @@ class IterKeyZipper(IterDataPipe[Any]):
 
     def _drop_oldest(self) -> None:
         if not self._dropped:
-            warnings.warn(
+            warn_outside(
                 f"IterKeyZipper: Buffer reaches the upper limit of {self.buffer_size} items, so items of ref_datapipe "
                 "that wait longest for their match are dropped from now on; enlarge buffer_size, or bring the two "
                 "pipes into similar orders.",
                 UserWarning,
-                stacklevel=level_outside(),
             )
         self._dropped += 1
         close_dropped(self._waiting.pop(next(iter(self._waiting))))

@@ -18,11 +18,10 @@ import os
 import stat
 import struct
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 
 try:
     import fcntl
@@ -130,12 +129,11 @@ class _LockFile:
 
 
 def _warn_unsupported(folder: str) -> None:
-    warnings.warn(
+    warn_outside(
         f"{os.path.join(folder, LOCK_FILE)!r} cannot be locked, because the file system has no locks, another user "
         "owns it, or it is no regular file: processes that need the same file of an on-disk cache each make it by "
         "themselves (which does no harm to the file)",
         RuntimeWarning,
-        stacklevel=level_outside(),
     )
 
 

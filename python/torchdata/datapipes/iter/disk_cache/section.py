@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes.iter.disk_cache import claims
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
@@ -314,12 +313,11 @@ class Section:
                 write_file(listed, dumped(record.members), "wb", alone=alone)
         elif not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_outside(
                 f"{self._name}: {outside!r} was made for {record.paths[0]!r}, but lies outside of {folder!r}, and what "
                 "lies there is not believed to be the cache's own: the files of such items are made anew in each "
                 "epoch; pass on_disk_cache(folder=...), a folder that holds all of them",
                 RuntimeWarning,
-                stacklevel=level_outside(),
             )
         record.unmark()
         self._forget(record)

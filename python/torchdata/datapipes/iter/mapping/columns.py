@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Any, TypeVar
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -49,21 +49,19 @@ def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
 
 
 def _warn_of_missing(pipe: str, columns: Any) -> None:
-    warnings.warn(
+    warn_outside(
         f"{pipe}: at least one of the columns {columns!r} is not present in an item; what is passed on may lack "
         "columns or keys.",
         UserWarning,
-        stacklevel=level_outside(),
     )
 
 
 def _warn_of_type(pipe: str, item: Any) -> None:
-    warnings.warn(
+    warn_outside(
         f"{pipe}: an item of type {type(item).__name__} is no tuple, list or dict; it is passed on as it is. "
         "The next item was not an iterable and cannot be filtered, please be aware that no filter was done or new item "
         "created.",
         UserWarning,
-        stacklevel=level_outside(),
     )
 
 
@@ -204,12 +202,11 @@ class Slicer(_ItemByItem[T_co]):
         if isinstance(item, dict):
             if index in item:
                 return {index: item[index]}
-            warnings.warn(
+            warn_outside(
                 f"Slicer: a dict has no key {index!r}, and dicts are not sliced by position; it is passed on as it is. "
                 "Pass the keys to keep as a list. Dictionaries are not sliced by steps, only direct index. Please be "
                 "aware that no filter was done or new item created.",
                 UserWarning,
-                stacklevel=level_outside(),
             )
             return item
         _warn_of_type("Slicer", item)
@@ -290,11 +287,10 @@ class Flattener(_ItemByItem[T_co]):
                 continue
             for inner, member in value.items():
                 if inner in item:
-                    warnings.warn(
+                    warn_outside(
                         f"Flattener: the item has a key {inner!r} already; the pair that column {key!r} has of the "
                         "same key is left out.",
                         UserWarning,
-                        stacklevel=level_outside(),
                     )
                 else:
                     flat[inner] = member

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
@@ -153,7 +152,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                 f"{kind} given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing; "
                 "give a list, or a generator function, which is called anew in each epoch"
             )
-        warnings.warn(f"{said}.", UserWarning, stacklevel=level_outside())
+        warn_outside(f"{said}.", UserWarning)
 
     def _source(self) -> Any:
         """The iterable that this iteration reads."""
@@ -164,12 +163,11 @@ class IterableWrapper(IterDataPipe[T_co]):
             try:
                 return _private_copy(source)
             except TypeError:
-                warnings.warn(
+                warn_outside(
                     f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be deep-copied, so "
                     "changing its items in place changes them for later epochs too; pass deepcopy=False to accept "
                     "that.",
                     UserWarning,
-                    stacklevel=level_outside(),
                 )
         return source
 
@@ -178,11 +176,10 @@ class IterableWrapper(IterDataPipe[T_co]):
         if isinstance(self.iterable, (set, frozenset)) and any(
             isinstance(member, (str, bytes)) for member in islice(self.iterable, 100)
         ):
-            warnings.warn(
+            warn_outside(
                 f"IterableWrapper reads a {type(self.iterable).__name__} of strings, which has another order in "
                 "another process, so that what goes on from this state there yields other items; give it sorted(...)",
                 UserWarning,
-                stacklevel=level_outside(),
             )
         return {}
 

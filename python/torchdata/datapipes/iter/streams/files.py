@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import level_outside, name_item
+from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -112,10 +111,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
 
     def _warn_of_folders(self, folder: str) -> None:
         kind = f"no file that matches {self.masks!r}" if self.masks else "no file"
-        warnings.warn(
+        warn_outside(
             f"FileLister found {kind}, but folders that it did not enter, such as {shown(folder)}; "
             "FileLister(..., recursive=True) lists what is in folders, too",
-            stacklevel=level_outside(),
         )
 
     def _walk(self) -> Iterator[str]:

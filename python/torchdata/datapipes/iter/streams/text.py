@@ -10,13 +10,12 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -46,12 +45,11 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
         raise error
     if not _told:
         line = error.object[max(error.start - 60, 0) :][:120]
-        warnings.warn(
+        warn_outside(
             f"bytes that are no {error.encoding} were left out of {line!r}, and others will be without a further word "
             f"({error.reason}). Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave "
             "them out",
             UserWarning,
-            stacklevel=level_outside(),
         )
         _told = True
     return "", error.end

@@ -7,12 +7,11 @@ itself when it is dropped. `requests` is imported where a pipe is built.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from torchdata._reporting import level_outside
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -62,7 +61,7 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
                 except Exception as error:
                     if not self.skip_on_error:
                         raise
-                    warnings.warn(f"{error}, skipping...", stacklevel=level_outside())
+                    warn_outside(f"{error}, skipping...")
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
