@@ -12,31 +12,32 @@ from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
 __all__ = ["adapter_list", "refuse_arguments", "require_service", "service_of"]
 
-#: The replacements for arguments of torch's loader; a pair of braces stands for the value.
+#: Those of both loaders which a reading service takes; a pair of braces stands for the value.
+_OF_A_SERVICE = {
+    theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
+    for theirs, ours in {
+        "multiprocessing_context": "multiprocessing_context",
+        "prefetch_factor": "worker_prefetch_cnt",
+        "timeout": "timeout",
+        "worker_init_fn": "worker_init_fn",
+    }.items()
+}
+#: The replacements for arguments of torch's loader.
 _INSTEAD = {
+    **_OF_A_SERVICE,
     "batch_size": "datapipe.batch({!r}).collate() as the datapipe",
     "collate_fn": "datapipe.collate(collate_fn={!r}) as the datapipe",
     "drop_last": "datapipe.batch(batch_size, drop_last={!r}) as the datapipe",
-    "multiprocessing_context": "reading_service=MultiProcessingReadingService(multiprocessing_context={!r})",
     "pin_memory": "datapipe.pin_memory() as the datapipe",
-    "prefetch_factor": "reading_service=MultiProcessingReadingService(worker_prefetch_cnt={!r})",
     "shuffle": "datapipe.shuffle() as the datapipe",
-    "timeout": "reading_service=MultiProcessingReadingService(timeout={!r})",
-    "worker_init_fn": "reading_service=MultiProcessingReadingService(worker_init_fn={!r})",
 }
-
-
 #: The same for the loader of a data set.
 _INSTEAD_OVER_DATASET = {
+    **_OF_A_SERVICE,
     "batch_sampler": "sampler=..., batch_size=..., or build the pipeline and give it to DataLoader2(...)",
     "generator": "seed=...",
-    "multiprocessing_context": "reading_service=MultiProcessingReadingService(num_workers, "
-    "multiprocessing_context={!r})",
     "pin_memory": "DataLoader2(SequenceWrapper(dataset).sharding_filter().batch(...).collate().pin_memory(), "
     "num_workers=...)",
-    "prefetch_factor": "reading_service=MultiProcessingReadingService(num_workers, worker_prefetch_cnt={!r})",
-    "timeout": "reading_service=MultiProcessingReadingService(num_workers, timeout={!r})",
-    "worker_init_fn": "reading_service=MultiProcessingReadingService(num_workers, worker_init_fn={!r})",
 }
 
 

@@ -444,7 +444,7 @@ def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"prefetch_factor": 2}, r"reading_service=MultiProcessingReadingService\(worker_prefetch_cnt=2\) instead"),
+        ({"prefetch_factor": 2}, r"MultiProcessingReadingService\(num_workers, worker_prefetch_cnt=2\) instead"),
         ({"batch_size": 5}, r"write datapipe.batch\(5\).collate\(\) as the datapipe instead"),
         ({"shuffle": True}, r"write datapipe.shuffle\(\) as"),
         ({"nonsense": 1}, "unexpected keyword argument 'nonsense'$"),

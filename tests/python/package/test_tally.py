@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,3 +39,12 @@ def test_a_run_without_reports_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "began").write_text("0")
     with pytest.raises(ValueError, match="no report"):
         tally("test", tmp_path, 0.0)
+
+
+def test_the_minutes_that_readme_promises_are_those_that_make_says() -> None:
+    root = Path(__file__).resolve().parents[3]
+    said = dict(re.findall(r"^(TEST|CHECK)_MINUTES := (\d+)$", (root / "Makefile").read_text(), re.M))
+    readme = (root / "README.md").read_text()
+    found = re.search(r"^make test +# every check: (\d+) minutes on two idle cores \(make check: (\d+)\)", readme, re.M)
+    assert found is not None
+    assert found.groups() == (said["TEST"], said["CHECK"])
