@@ -80,7 +80,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
     if not theirs:
         return f"{rate:,.0f} images/s; torch is not installed, so there is nothing to compare with. {verdict}"
     ratio = rate / max(theirs)
-    return f"{ratio:.2f} times as fast as torch's DataLoader with Pillow and as many workers. {verdict}"
+    return f"{ratio:.2f} times as fast as torch's DataLoader with as many workers, which decode by Pillow. {verdict}"
 
 
 def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> float:
@@ -139,8 +139,9 @@ def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> b
         found = train.epoch(loader, told=True)
     same = found.batches == usual.batches[middle:]
     print(
-        f"resumed: stopped behind batch {middle} of {len(usual.batches)}, state of {len(saved) / 1000:.0f} kB; another "
-        f"loader gave the other {len(found.batches)}, {'pixel for pixel' if same else 'NOT THE SAME ONES'}"
+        f"resumed: stopped behind batch {middle} of {len(usual.batches)}, state of {len(saved) / 1e6:.1f} MB (with the "
+        f"files that wait in shuffle buffers); another loader gave the other {len(found.batches)}, "
+        f"{'pixel for pixel' if same else 'NOT THE SAME ONES'}"
     )
     return same
 
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=0.05)
     verdict = _train(training, options, model)
     accuracy = _test(testing, options, model)
-    print(f"probe: {accuracy:.1%} of other crops told right (goal: over {_GOAL:.0%})")
+    print(f"test: the model tells {accuracy:.1%} of other crops right (goal: over {_GOAL:.0%})")
     with _loader(training, options) as loader:
         usual = train.epoch(loader, told=True)
     fine = accuracy > _GOAL and usual.count == options.photographs
