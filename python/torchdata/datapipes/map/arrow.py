@@ -20,14 +20,14 @@ class ArrowParts(MapDataPipe[int]):
     """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, a data file of an Iceberg table, or a range of rows of a Lance dataset. Nothing but the directories of files
-    is read to list them. So `ArrowParts(…).shuffle()` puts the row groups of all files in random order, and
-    `sharding_filter` shares them out before they are read.
+    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Data set. Nothing
+    but the directories of files is read to list them, and the first row of a block. So `ArrowParts(…).shuffle()` puts
+    the row groups of all files in random order, and `sharding_filter` shares them out before they are read.
 
     Args:
         source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
-            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`; or a path, or a list of paths, of
-            files of one format.
+            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`, a
+            `ray.data.Dataset` that is materialized; or a path, or a list of paths, of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
             `row_filter`, of a Lance dataset also SQL. Parts that have no such rows by their statistics are left out; of
             a Lance dataset the filter is asked when the list is made, and its rows make the parts. None for all rows.
@@ -37,7 +37,7 @@ class ArrowParts(MapDataPipe[int]):
         part_rows: rows of a part of a Lance dataset; None: 1,024.
 
     Raises:
-        TypeError: the source is none of these.
+        TypeError: the source is none of these, or a Ray Data set that is not materialized.
         ValueError: `part_rows` is not positive, or is given for another table than one of Lance.
         OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to.
