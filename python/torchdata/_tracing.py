@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard, TraceLog
-    from torchdata._observe.trace.carried import CarriedLog
 
 __all__ = ["Registration", "Traceable", "Writing", "current", "switch"]
 
@@ -23,8 +22,8 @@ Registration = tuple["TraceLog", int, Callable[[bool], None] | None]
 class Traceable(Protocol):
     """A child that can write a log."""
 
-    def carried_log(self, capacity: int) -> CarriedLog | None:
-        """The log that a child on another machine writes until it is stopped; None: it is on this one."""
+    def carried_log(self, capacity: int) -> Any:
+        """The `CarriedLog` that a child on another machine writes until it is stopped; None: it is on this one."""
 
 
 class Writing(Protocol):

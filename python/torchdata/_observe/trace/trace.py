@@ -57,7 +57,7 @@ class _Session:
 
     def path_for(self, board: StatsBoard, page: int, name: str, child: _tracing.Traceable) -> str | None:
         loader = board.made()[1]
-        carried = child.carried_log(self._capacity)
+        carried: CarriedLog | None = child.carried_log(self._capacity)
         if carried is not None:
             self.carried[carried.number] = (name, loader, page, carried)
             return carried.path

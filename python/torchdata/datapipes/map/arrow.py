@@ -1,4 +1,4 @@
-"""The map pipe over the parts of a table: ArrowParts.
+"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which has a Ray Data set read by them.
 
 Role: what is shuffled and shared out before anything of a table is read. Its items are numbers. It owns the list of the
 parts, which was made when it was built. Runs in whichever process asks for an item.
@@ -6,14 +6,14 @@ parts, which was made when it was built. Runs in whichever process asks for an i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torchdata.datapipes._pipe.arrow_opening import arrow_source
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = ["ArrowParts"]
+__all__ = ["ArrowParts", "from_ray_data"]
 
 
 class ArrowParts(MapDataPipe[int]):
@@ -71,3 +71,47 @@ class ArrowParts(MapDataPipe[int]):
 
     def __len__(self) -> int:
         return len(self.source.names)
+
+
+def from_ray_data(
+    dataset: Any,
+    columns: list[str] | None = None,
+    *,
+    shuffle: bool = False,
+    rows: bool = True,
+    frame_size: int | None = None,
+    library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+) -> IterDataPipe[Any]:
+    """The rows of a Ray Data set, or frames of many rows, as a pipe.
+
+    Each worker and each rank reads blocks of its own, from Ray's object store, in the order of the data set. A saved
+    state knows the block and the row in it, and an iteration that goes on from it fetches no earlier block. It goes on
+    in another program, too, if that materializes the same blocks in the same order, so with
+    `ray.data.DataContext.get_current().execution_options.preserve_order = True`; others are refused. It is short for
+    `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`: see there.
+
+    Args:
+        dataset: a data set that is materialized (`dataset.materialize()`), as only then its blocks have a fixed order.
+        columns: the columns to read, in this order; None for all.
+        shuffle: whether blocks come in another order in each epoch. Rows within stay in theirs: put `.shuffle()`
+            behind, too.
+        rows: whether items are rows, dicts from column to a Python value. Else they are frames.
+        frame_size: rows per frame; None for one frame per block.
+        library: what frames are made by: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
+            `"pyarrow"`.
+
+    Raises:
+        TypeError: `dataset` is no Ray Data set, or is not materialized.
+        ValueError: the data set lacks a column, or the library is unknown; while iterating, the state was saved with
+            other blocks.
+        RuntimeError: while iterating, a worker process was forked, which Ray does not survive: use "spawn" or
+            "forkserver", or a `RayReadingService`.
+        ModuleNotFoundError: Ray or what Ray Data needs is not installed (`pip install 'ray[data]'`).
+    """
+    if type(dataset).__module__.partition(".")[0] != "ray":
+        raise TypeError(
+            f"from_ray_data: dataset must be a Ray Data set that is materialized, but got {type(dataset).__name__}"
+        )
+    parts = ArrowParts(dataset)
+    numbers: IterDataPipe[int] = parts.shuffle() if shuffle else parts.to_iter_datapipe()
+    return numbers.sharding_filter().read_arrow(columns, rows=rows, frame_size=frame_size, library=library)

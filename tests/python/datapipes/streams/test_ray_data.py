@@ -21,8 +21,7 @@ from torchdata.dataloader2 import (  # noqa: E402
     RayReadingService,
 )
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.datapipes.map import ArrowParts  # noqa: E402
-from torchdata.datapipes.utils import from_ray_data  # noqa: E402
+from torchdata.datapipes.map import ArrowParts, from_ray_data  # noqa: E402
 
 pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
 
