@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def programs() -> list[tuple[str, str]]:
     found = doc_blocks.blocks(PAGE)
     return [
         (one.code, shown.code)
-        for one, shown in zip(found, found[1:], strict=False)
+        for one, shown in itertools.pairwise(found)
         if one.reason and Path(__file__).name in one.reason and shown.language == "text"
     ]
 
