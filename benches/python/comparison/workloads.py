@@ -321,7 +321,7 @@ ON_RAY = (
         "tiny items one by one",
         _GENERATORS,
         goals=(Goal("100,000/s where Ray's generators make 4,158", _GENERATORS.name, at_least=100 / 4.158),),
-        worker_prefetch_cnt=2000,
+        worker_prefetch_cnt=10_000,
     ),
     _on_ray(
         "array",
