@@ -118,6 +118,9 @@ class Harness:
             return False
         if contender.program == "stateful" and importlib.util.find_spec("torch") is None:
             return False
+        if contender.program == "ray" and importlib.util.find_spec("ray") is None:
+            print(f"! {workload.name}, {contender.name}: Ray is not installed", file=sys.stderr, flush=True)
+            return False
         if workload.kind == "format":
             return self.files is not None
         crops = "crops" in workload.item

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard, TraceLog
 
-__all__ = ["Registration", "Writing", "current", "switch"]
+__all__ = ["Registration", "Traceable", "Writing", "current", "switch"]
 
 #: The log, the pipe's number in it, and what makes ranges for profilers.
 Registration = tuple["TraceLog", int, Callable[[bool], None] | None]
+
+
+class Traceable(Protocol):
+    """A child that can write a log."""
+
+    def carried_log(self, capacity: int) -> Any:
+        """The `CarriedLog` that a child on another machine writes until it is stopped; None: it is on this one."""
 
 
 class Writing(Protocol):
@@ -25,7 +32,7 @@ class Writing(Protocol):
     def register(self, datapipe: Any) -> Registration:
         """Gives a pipe that is about to be iterated its number."""
 
-    def path_for(self, board: StatsBoard, page: int, name: str) -> str | None:
+    def path_for(self, board: StatsBoard, page: int, name: str, child: Traceable) -> str | None:
         """In main: where the child of that page finds the log that it is to write; None: it writes none."""
 
 

@@ -172,7 +172,14 @@ def packing(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     return packing.measured(order)
 
 
+def on_ray(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import on_ray
+
+    return (on_ray.first_item if order["kind"] == "ray_first_item" else on_ray.rate)(order), None
+
+
 KINDS = {
+    **dict.fromkeys(("ray_rate", "ray_first_item"), on_ray),
     **dict.fromkeys(("state_rate", "state_time", "state_size", "resume_time"), of_states),
     "rate": rate,
     "first_item": first_item,

@@ -303,6 +303,50 @@ STATES = (
     *map(_resuming, (1_000, 100_000)),
 )
 
+
+def _on_ray(item: str, title: str, *rivals: Contender, goals: tuple[Goal, ...] = (), **options: Any) -> Workload:
+    data = Contender("Ray Data, in order", "ray", {"how": "data"})
+    contenders = (Contender(OURS, "ray", {"how": "ours", **options}), *rivals, data)
+    return Workload(
+        f"ray-{item}", f"workers on a Ray cluster of three nodes: {title}", item, contenders, goals, "ray_rate"
+    )
+
+
+_CHUNKS = Contender("raw Ray objects of the same bytes", "ray", {"how": "raw"})
+_GENERATORS = Contender("Ray's generators", "ray", {"how": "one by one"})
+
+ON_RAY = (
+    _on_ray(
+        "tiny",
+        "tiny items one by one",
+        _GENERATORS,
+        goals=(Goal("100,000/s where Ray's generators make 4,158", _GENERATORS.name, at_least=100 / 4.158),),
+        worker_prefetch_cnt=10_000,
+    ),
+    _on_ray(
+        "array",
+        "150 KiB arrays",
+        _CHUNKS,
+        _GENERATORS,
+        goals=(Goal("at least 0.8 of raw objects", _CHUNKS.name, at_least=0.8),),
+    ),
+    _on_ray(
+        "batch",
+        "batches of 38.5 MB",
+        _CHUNKS,
+        goals=(Goal("at least 0.9 of raw objects", _CHUNKS.name, at_least=0.9),),
+    ),
+    Workload(
+        "ray-first-item",
+        "workers on a Ray cluster of three nodes: first item, once their actors run",
+        "tiny",
+        (Contender(OURS, "ray", {"how": "ours"}),),
+        kind="ray_first_item",
+        unit="ms",
+        scale=1e3,
+    ),
+)
+
 TAR = ("tarfile", "tarfile, streaming", "webdataset")
 
 WORKLOADS = (
@@ -501,6 +545,7 @@ WORKLOADS = (
         chain("in-process-on-error", "two Mappers whose errors are skipped, none raised, no workers", "on_error"),
         contenders=(Contender(OURS, "ours", {"case": "on_error"}),),
     ),
+    *ON_RAY,
     *LOADERS,
     *STATES,
     *packing("pack-lists", "packing lists of tokens into rows of 2,048", "lists"),

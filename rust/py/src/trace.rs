@@ -29,10 +29,11 @@ pub struct PyTraceLog(pub Arc<Log>);
 
 #[pymethods]
 impl PyTraceLog {
-    /// Makes a log of so many records.
+    /// Makes a log of so many records, in memory of that name.
     #[new]
-    fn new(capacity: u64) -> PyResult<Self> {
-        Log::create(capacity).map(Self).map_err(errors::open)
+    #[pyo3(signature = (capacity, name = Log::NAME))]
+    fn new(capacity: u64, name: &str) -> PyResult<Self> {
+        Log::create_named(name, capacity).map(Self).map_err(errors::open)
     }
 
     /// Maps another process's log, to be written by this one.
@@ -69,6 +70,18 @@ impl PyTraceLog {
     fn read<'py>(&self, py: Python<'py>) -> (u32, u64, Bound<'py, PyBytes>) {
         let (pid, left_out, bytes) = py.detach(|| self.0.read());
         (pid, left_out, PyBytes::new(py, &bytes))
+    }
+
+    /// The records from a position on as bytes, and the position behind them. Ends before the first one that is not
+    /// finished, unless it is to `skip` those.
+    fn read_on<'py>(&self, py: Python<'py>, position: u64, skip: bool) -> (u64, Bound<'py, PyBytes>) {
+        let (next, bytes) = py.detach(|| self.0.read_on(position, skip));
+        (next, PyBytes::new(py, &bytes))
+    }
+
+    /// The process that writes it, and how many records found no room.
+    fn counts(&self) -> (u32, u64) {
+        self.0.counts()
     }
 }
 

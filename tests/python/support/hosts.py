@@ -18,6 +18,7 @@ from torchdata._engine.remote.dispatching import DispatchingChild, pickled
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
+from torchdata._observe.trace.carried import Piece
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
@@ -51,8 +52,11 @@ class LocalActor:
     def begin(self) -> Future[About]:
         return self._call("pull0", self.host.begin)
 
-    def tell(self, lane: int, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
-        self._call(f"tell{lane}", self.host.tell, lane, number, words, frame, holds)
+    def tell(self, lane: int, *told: Any) -> None:
+        self._call(f"tell{lane}", self.host.tell, lane, *told)
+
+    def end_log(self, number: int, position: int) -> Future[Piece | None]:
+        return self._call("look", self.host.end_log, number, position)
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         return self._call(f"pull{lane}", self.host.pull, lane, most)

@@ -23,7 +23,12 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "t": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "id": int},
     "f": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "id": int, "bp": str},
 }
-_METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_name": "name"}
+_METADATA = {
+    "process_name": "name",
+    "process_sort_index": "sort_index",
+    "process_labels": "labels",
+    "thread_name": "name",
+}
 
 
 @dataclass(frozen=True)

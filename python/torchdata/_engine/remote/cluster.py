@@ -22,6 +22,7 @@ from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
+from torchdata._observe.trace.carried import Piece
 from torchdata._optional import optional_import
 
 __all__ = ["Cluster"]
@@ -164,8 +165,23 @@ class _Actor:
         begun: Future[About] = self._handle.begin.remote().future()
         return begun
 
-    def tell(self, lane: int, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
-        self._handle.tell.options(concurrency_group=f"tell{lane}").remote(lane, number, words, frame, holds)
+    def tell(
+        self,
+        lane: int,
+        number: int,
+        words: list[int] | None,
+        frame: list[Any],
+        holds: bool,
+        sent: int,
+        log: tuple[int, int] | None,
+    ) -> None:
+        tell = self._handle.tell.options(concurrency_group=f"tell{lane}")
+        tell.remote(lane, number, words, frame, holds, sent, log)
+
+    def end_log(self, number: int, position: int) -> Future[Piece | None]:
+        ends = self._handle.end_log.options(concurrency_group="look").remote(number, position)
+        ended: Future[Piece | None] = ends.future()
+        return ended
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         pull = self._handle.pull.options(concurrency_group=f"pull{lane}").remote(lane, most)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -115,7 +115,7 @@ class Children:
         self.room, self.stats = group.room, group.stats
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
-        trace = partial(_trace_of, self.room)
+        trace = partial(_trace_of, self.room, self._processes)
         hangs = group.hangs(survived, in_order)
         self._restarts = None
         if survived:
@@ -189,7 +189,7 @@ class Children:
                 *commands(index),
                 self._members.announced(index) if announced else snapshots.Announced.NONE,
                 start,
-                _trace_of(self.room, index, self._names[index]),
+                _trace_of(self.room, processes, index, self._names[index]),
             )
             self._send(index, "epoch", *command, to=processes[index])
         while announced:
@@ -357,7 +357,7 @@ class Children:
         return self._group.pids
 
 
-def _trace_of(room: Room, index: int, name: str) -> str | None:
+def _trace_of(room: Room, processes: Sequence[ChildProcess], index: int, name: str) -> str | None:
     """Where a child writes its trace; None if nothing is traced."""
     writing = tracing.current
-    return None if writing is None else writing.path_for(room.board, room.first_page + index, name)
+    return None if writing is None else writing.path_for(room.board, room.first_page + index, name, processes[index])

@@ -30,6 +30,8 @@ ITEM, SENT, RECEIVED, WAIT_FOR_ITEM, WAIT_FOR_ROOM, TEXT, BYTES = range(1, 8)
 _TAKEN = 8
 _RECORD = struct.Struct("=II7Q")
 _ENDED = 1 << 32
+#: The first number that no process has: Linux gives 2^22 at most.
+_BEYOND_PIDS = (1 << 22) + 1
 
 
 class Slice(NamedTuple):
@@ -63,6 +65,11 @@ class ProcessLog:
     pid: int
     left_out: int
     records: bytes
+    #: The Ray actor of a worker on another machine, where its records come from; None for those of this one.
+    actor: str | None = None
+    #: Nanoseconds that main's clock is ahead of that machine's, and by how many that may be wrong; None: unknown.
+    ahead: int = 0
+    error: int | None = 0
     #: By thread: its slices, those that begin first before the others, the longer ones first.
     threads: dict[int, list[Slice]] = field(default_factory=dict, repr=False)
     #: By number: what was told of the pipe.
@@ -86,6 +93,8 @@ class ProcessLog:
                     )
             else:
                 begin, end, what, number, stream, loader, _ = words
+                if self.actor is not None:  # who counts on a board of its host's, made when its host was
+                    begin, end, loader = begin + self.ahead, end + self.ahead, self.loader or 0
                 threads[thread].append(Slice(begin, end, kind, what, number, stream, loader))
             if thread in texts and len(texts[thread][2]) >= texts[thread][1]:
                 number, length, text = texts.pop(thread)
@@ -140,7 +149,8 @@ def _crossings(logs: list[ProcessLog]) -> Iterator[list[_Point]]:
                 maker = bisect.bisect_right(ends, one.begin) - 1
                 if maker >= 0:
                     way.insert(0, _Point(index, thread, outermost[maker].begin))
-                yield way
+                if one.begin <= arrival.moment:  # else clocks of two machines have drifted meanwhile
+                    yield way
 
 
 def _outermost(slices: list[Slice]) -> list[Slice]:
@@ -202,20 +212,40 @@ def _slice_name(one: Slice, log: ProcessLog, names: dict[tuple[int, int], str]) 
     return (f"wait for {other}" if one.kind == WAIT_FOR_ITEM else f"wait for room ({other})"), "wait"
 
 
+def _shown_pids(logs: list[ProcessLog]) -> list[int]:
+    """A number of its own for each process: two machines may give the same one."""
+    shown: list[int] = []
+    spare = itertools.count(_BEYOND_PIDS)
+    for log in logs:
+        shown.append(next(spare) if log.pid in shown else log.pid)
+    return shown
+
+
+def _clock(log: ProcessLog) -> str:
+    """How a machine's clock was brought to main's, in words."""
+    error = "by an unknown error" if log.error is None else f"± {log.error / 1e6:.3f} ms"
+    return f"{log.ahead / 1e6:+.3f} ms {error}"
+
+
 def _events(logs: list[ProcessLog], began: int) -> Iterator[str]:
+    pids = _shown_pids(logs)
     names = {(log.loader, log.page): log.name for log in logs if log.loader is not None}
     ways = [way for index, log in enumerate(logs) for way in _handed_over(index, log)]
     for index, log in enumerate(logs):
         if not log.threads:
             continue
-        for kind, value in (
-            ("process_name", {"name": log.name}),
-            ("process_sort_index", {"sort_index": index}),
-        ):
-            yield json.dumps({"ph": "M", "name": kind, "pid": log.pid, "tid": 0, "ts": 0, "args": value})
+        pid = pids[index]
+        told: dict[str, dict[str, Any]] = {
+            "process_name": {"name": log.name},
+            "process_sort_index": {"sort_index": index},
+        }
+        if log.actor is not None:
+            told["process_labels"] = {"labels": f"Ray actor {log.actor}, clock {_clock(log)}"}
+        for kind, value in told.items():
+            yield json.dumps({"ph": "M", "name": kind, "pid": pid, "tid": 0, "ts": 0, "args": value})
         for thread, slices in log.threads.items():
             called = {"name": _thread_name(thread, log)}
-            yield json.dumps({"ph": "M", "name": "thread_name", "pid": log.pid, "tid": thread, "ts": 0, "args": called})
+            yield json.dumps({"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "ts": 0, "args": called})
             texts: dict[tuple[int, int, int], str] = {}
             for one in slices:
                 same = (one.kind, one.what, one.loader)
@@ -223,7 +253,7 @@ def _events(logs: list[ProcessLog], began: int) -> Iterator[str]:
                     name, category = _slice_name(one, log, names)
                     texts[same] = json.dumps({"name": name, "cat": category})[1:-1]
                 yield (
-                    f'{{"ph":"X",{texts[same]},"pid":{log.pid},"tid":{thread},"ts":{_us(one.begin - began)},'
+                    f'{{"ph":"X",{texts[same]},"pid":{pid},"tid":{thread},"ts":{_us(one.begin - began)},'
                     f'"dur":{_us(one.end - one.begin)}{_arguments(one)}}}'
                 )
     for number, way in enumerate(itertools.chain(ways, _crossings(logs)), 1):
@@ -231,7 +261,7 @@ def _events(logs: list[ProcessLog], began: int) -> Iterator[str]:
             phase = "s" if place == 0 else "f" if place == len(way) - 1 else "t"
             end = ',"bp":"e"' if phase == "f" else ""
             yield (
-                f'{{"ph":"{phase}","name":"item","cat":"item","id":{number},"pid":{logs[point.process].pid},'
+                f'{{"ph":"{phase}","name":"item","cat":"item","id":{number},"pid":{pids[point.process]},'
                 f'"tid":{point.thread},"ts":{_us(point.moment - began)}{end}}}'
             )
 
@@ -277,7 +307,10 @@ def write_trace(path: str, logs: list[ProcessLog], began: int) -> int:
                 file.write(event.encode())
                 count += 1
             left_out = {log.name: log.left_out for log in logs if log.left_out}
-            file.write(b'\n],"otherData":' + json.dumps({"left out": left_out} if left_out else {}).encode() + b"}\n")
+            clocks = {f"{log.name}, Ray actor {log.actor}": _clock(log) for log in logs if log.actor is not None}
+            other = {"left out": left_out, "clocks": clocks}
+            beside = json.dumps({name: value for name, value in other.items() if value})
+            file.write(f'\n],"otherData":{beside}}}\n'.encode())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)

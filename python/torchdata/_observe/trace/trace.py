@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata import _tracing
 from torchdata._native import TraceLog, end_trace
+from torchdata._observe.trace.carried import CarriedLog
 from torchdata._observe.trace.chrome import ProcessLog, write_trace
 from torchdata._observe.trace.naming import Names
 from torchdata._observe.trace.ranges import range_maker
@@ -27,6 +28,8 @@ __all__ = ["Trace"]
 
 #: The most events of a process, which take 64 bytes each.
 MOST = 1 << 28
+#: Seconds within which hosts on other machines say what their workers have written.
+ANSWERED = 10.0
 
 
 class _Session:
@@ -40,6 +43,8 @@ class _Session:
         self._names = Names(self.log)
         #: By the moment at which a loader's board was made, and the page of the child.
         self.children: dict[tuple[int, int], tuple[str, TraceLog]] = {}
+        #: By number, those of children on other machines: name, loader, page and log.
+        self.carried: dict[int, tuple[str, int, int, CarriedLog]] = {}
 
     def register(self, datapipe: Any) -> _tracing.Registration:
         number = self._names.number(datapipe)
@@ -50,8 +55,12 @@ class _Session:
             maker = range_maker(name_of(datapipe))
         return self.log, number, maker
 
-    def path_for(self, board: StatsBoard, page: int, name: str) -> str | None:
+    def path_for(self, board: StatsBoard, page: int, name: str, child: _tracing.Traceable) -> str | None:
         loader = board.made()[1]
+        carried: CarriedLog | None = child.carried_log(self._capacity)
+        if carried is not None:
+            self.carried[carried.number] = (name, loader, page, carried)
+            return carried.path
         if (loader, page) not in self.children:
             try:
                 self.children[loader, page] = (name, TraceLog(self._capacity))
@@ -63,6 +72,12 @@ class _Session:
         """Ends the writing in all processes."""
         for log in [self.log, *(log for _, log in self.children.values())]:
             log.stop()
+        carried = [log for *_, log in self.carried.values()]
+        for one in carried:
+            one.stop()
+        until = time.monotonic() + ANSWERED
+        for one in carried:
+            one.finish(until - time.monotonic())
 
     def logs(self) -> list[ProcessLog]:
         """The logs that were written: of main first, then of the children."""
@@ -70,6 +85,12 @@ class _Session:
         found += [
             ProcessLog(name, loader, page, *log.read()) for (loader, page), (name, log) in sorted(self.children.items())
         ]
+        for name, loader, page, carried in sorted(self.carried.values(), key=lambda one: one[1:3]):
+            node, actor = carried.place or ("another machine", "none")
+            log = ProcessLog(f"{name} on node {node}", loader, page, *carried.read())
+            log.ahead, log.error = carried.clock()
+            log.actor = actor
+            found.append(log)
         return found
 
 

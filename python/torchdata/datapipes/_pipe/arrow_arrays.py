@@ -20,6 +20,7 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
+    - tensors of one shape in a Ray Data set: one array, of which each row is a tensor;
     - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
 
     Raises:
@@ -49,7 +50,17 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
         return _owned(column) if writable else _numbers(column)
     if types.is_floating(kind) or types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind):
         return _owned(column) if writable else _numbers(column)
+    if str(getattr(kind, "extension_name", "")).startswith("ray.data.arrow_tensor"):
+        return _tensors(column, writable)
     return _objects(column.to_pylist())
+
+
+def _tensors(column: Any, writable: bool) -> Any:
+    """One array of the tensors of all rows."""
+    import numpy as np
+
+    pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in getattr(column, "chunks", [column])]
+    return pieces[0] if len(pieces) == 1 and not writable else np.concatenate(pieces)
 
 
 def _numbers(column: Any) -> Any:

@@ -13,11 +13,14 @@ from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, shown
 from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, ArrowSource, IcebergFiles
 from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
+from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 
 __all__ = ["arrow_source"]
 
 #: What a source is made of, for messages.
-_KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
+_KINDS = (
+    "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a Ray Data set, a path, or a list of paths"
+)
 
 
 def _arrow(module: str) -> Any:
@@ -50,6 +53,8 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
     elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
         tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
         source = tables.StaticTable.from_metadata(os.fspath(source))
+    if library == "ray":
+        return RayBlocks(source, filter)
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
     library = type(source).__module__.partition(".")[0]  # of what was opened meanwhile
     if library == "pyiceberg":

@@ -3,8 +3,9 @@
 from torchdata._publishing import publish
 from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, IcebergFiles
 from torchdata.datapipes._pipe.graph.torch import pair_with_torch
+from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 from torchdata.datapipes.datapipe import MapDataPipe
-from torchdata.datapipes.map.arrow import ArrowParts
+from torchdata.datapipes.map.arrow import ArrowParts, from_ray_data
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
 from torchdata.datapipes.map.combinatorics import IndexSampler, Shuffler
 from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper, _Column
@@ -24,7 +25,8 @@ __all__ = [
     "Shuffler",
     "UnZipper",
     "Zipper",
+    "from_ray_data",
 ]
 
-publish(globals(), ArrowChunks, ArrowFragments, IcebergFiles, _Column)
+publish(globals(), ArrowChunks, ArrowFragments, IcebergFiles, RayBlocks, _Column)
 pair_with_torch("torch.utils.data.datapipes.map", globals())

@@ -1,4 +1,4 @@
-"""The map pipe over the parts of a table: ArrowParts.
+"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which has a Ray Data set read by them.
 
 Role: what is shuffled and shared out before anything of a table is read. Its items are numbers. It owns the list of the
 parts, which was made when it was built. Runs in whichever process asks for an item.
@@ -6,28 +6,28 @@ parts, which was made when it was built. Runs in whichever process asks for an i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torchdata.datapipes._pipe.arrow_opening import arrow_source
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = ["ArrowParts"]
+__all__ = ["ArrowParts", "from_ray_data"]
 
 
 class ArrowParts(MapDataPipe[int]):
     """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, a data file of an Iceberg table, or a range of rows of a Lance dataset. Nothing but the directories of files
-    is read to list them. So `ArrowParts(…).shuffle()` puts the row groups of all files in random order, and
-    `sharding_filter` shares them out before they are read.
+    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Data set. Nothing
+    but the directories of files is read to list them, and the first row of a block. So `ArrowParts(…).shuffle()` puts
+    the row groups of all files in random order, and `sharding_filter` shares them out before they are read.
 
     Args:
         source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
-            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`; or a path, or a list of paths, of
-            files of one format.
+            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`, a
+            `ray.data.Dataset` that is materialized; or a path, or a list of paths, of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
             `row_filter`, of a Lance dataset also SQL. Parts that have no such rows by their statistics are left out; of
             a Lance dataset the filter is asked when the list is made, and its rows make the parts. None for all rows.
@@ -37,7 +37,7 @@ class ArrowParts(MapDataPipe[int]):
         part_rows: rows of a part of a Lance dataset; None: 1,024.
 
     Raises:
-        TypeError: the source is none of these.
+        TypeError: the source is none of these, or a Ray Data set that is not materialized.
         ValueError: `part_rows` is not positive, or is given for another table than one of Lance.
         OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to.
@@ -71,3 +71,47 @@ class ArrowParts(MapDataPipe[int]):
 
     def __len__(self) -> int:
         return len(self.source.names)
+
+
+def from_ray_data(
+    dataset: Any,
+    columns: list[str] | None = None,
+    *,
+    shuffle: bool = False,
+    rows: bool = True,
+    frame_size: int | None = None,
+    library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+) -> IterDataPipe[Any]:
+    """The rows of a Ray Data set, or frames of many rows, as a pipe.
+
+    Each worker and each rank reads blocks of its own, from Ray's object store, in the order of the data set. A saved
+    state knows the block and the row in it, and an iteration that goes on from it fetches no earlier block. It goes on
+    in another program, too, if that materializes the same blocks in the same order, so with
+    `ray.data.DataContext.get_current().execution_options.preserve_order = True`; others are refused. It is short for
+    `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`: see there.
+
+    Args:
+        dataset: a data set that is materialized (`dataset.materialize()`), as only then its blocks have a fixed order.
+        columns: the columns to read, in this order; None for all.
+        shuffle: whether blocks come in another order in each epoch. Rows within stay in theirs: put `.shuffle()`
+            behind, too.
+        rows: whether items are rows, dicts from column to a Python value. Else they are frames.
+        frame_size: rows per frame; None for one frame per block.
+        library: what frames are made by: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
+            `"pyarrow"`.
+
+    Raises:
+        TypeError: `dataset` is no Ray Data set, or is not materialized.
+        ValueError: the data set lacks a column, or the library is unknown; while iterating, the state was saved with
+            other blocks.
+        RuntimeError: while iterating, a worker process was forked, which Ray does not survive: use "spawn" or
+            "forkserver", or a `RayReadingService`.
+        ModuleNotFoundError: Ray or what Ray Data needs is not installed (`pip install 'ray[data]'`).
+    """
+    if type(dataset).__module__.partition(".")[0] != "ray":
+        raise TypeError(
+            f"from_ray_data: dataset must be a Ray Data set that is materialized, but got {type(dataset).__name__}"
+        )
+    parts = ArrowParts(dataset)
+    numbers: IterDataPipe[int] = parts.shuffle() if shuffle else parts.to_iter_datapipe()
+    return numbers.sharding_filter().read_arrow(columns, rows=rows, frame_size=frame_size, library=library)

@@ -96,12 +96,20 @@ pub struct Log {
 }
 
 impl Log {
+    /// The name of logs, by which those who may look into their makers' descriptors find them.
+    pub const NAME: &str = "torchdata-trace";
+
     /// Makes a log of so many records, at most 2^28.
     pub fn create(capacity: u64) -> Result<Arc<Self>, OpenError> {
+        Self::create_named(Self::NAME, capacity)
+    }
+
+    /// The same under a name of its own.
+    pub fn create_named(name: &str, capacity: u64) -> Result<Arc<Self>, OpenError> {
         let capacity = capacity.clamp(1, MOST);
         let generation = fork::generation();
         let len = size_of::<Header>() + capacity as usize * size_of::<Slot>();
-        let region = Region::create_named("torchdata-trace", len, len)?;
+        let region = Region::create_named(name, len, len)?;
         region.mapping().wipe_on_fork();
         let fd = region.take_descriptor().map(Descriptor::note);
         let log = Self { region, capacity, fd, generation };
@@ -219,20 +227,37 @@ impl Log {
     /// Returns the writer, the number of records that were left out, and the finished ones: 64 bytes each, as they lie
     /// in memory.
     pub fn read(&self) -> (u32, u64, Vec<u8>) {
+        let (_, bytes) = self.read_on(0, true);
+        let (pid, left_out) = self.counts();
+        (pid, left_out, bytes)
+    }
+
+    /// Returns the writer, and the number of records that were left out.
+    pub fn counts(&self) -> (u32, u64) {
         let header = self.header();
-        let used = header.used.load(Relaxed);
-        let mut bytes = Vec::with_capacity(64 * used.min(self.capacity) as usize);
-        for slot in (0..used.min(self.capacity)).map(|index| self.slot(index)) {
+        (header.pid.load(Relaxed), header.used.load(Relaxed).saturating_sub(self.capacity))
+    }
+
+    /// Returns the records from the `position`th on, and the position behind them. It ends before the first one that is
+    /// not finished, unless it is to `skip` those.
+    pub fn read_on(&self, position: u64, skip: bool) -> (u64, Vec<u8>) {
+        let end = self.header().used.load(Relaxed).min(self.capacity);
+        let mut bytes = Vec::with_capacity(64 * end.saturating_sub(position) as usize);
+        for index in position..end {
+            let slot = self.slot(index);
             // SYNC(record): pairs with `write`.
             let kind = slot.kind.load(Ordering::Acquire);
             if kind == 0 {
-                continue;
+                if skip {
+                    continue;
+                }
+                return (index, bytes);
             }
             bytes.extend_from_slice(&kind.to_ne_bytes());
             bytes.extend_from_slice(&slot.thread.load(Relaxed).to_ne_bytes());
             slot.words.iter().for_each(|word| bytes.extend_from_slice(&word.load(Relaxed).to_ne_bytes()));
         }
-        (header.pid.load(Relaxed), used.saturating_sub(self.capacity), bytes)
+        (end.max(position), bytes)
     }
 }
 
@@ -283,6 +308,21 @@ mod tests {
         let (_, left_out, bytes) = log.read();
         assert_eq!(left_out, 2);
         assert_eq!(words(&bytes).iter().map(|one| one[4]).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_was_and_waits_for_a_record_that_is_not_finished() {
+        let log = Log::create_named("torchdata-trace-of-a-test", 8).unwrap();
+        log.push(&record(0));
+        let (next, bytes) = log.read_on(0, false);
+        assert_eq!((next, words(&bytes)[0][4]), (1, 0));
+        log.claim(1).unwrap(); // by who is killed before it is written
+        log.push(&record(2));
+        assert_eq!(log.read_on(1, false), (1, Vec::new()));
+        let (next, bytes) = log.read_on(1, true);
+        assert_eq!((next, bytes.len(), words(&bytes)[0][4]), (3, 64, 2));
+        assert_eq!(log.read_on(3, true), (3, Vec::new()));
+        assert_eq!(log.read_on(9, true).0, 9);
     }
 
     #[test]

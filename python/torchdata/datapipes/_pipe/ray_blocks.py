@@ -1,0 +1,116 @@
+"""The blocks of a Ray Data set that has been materialized: `RayBlocks`.
+
+Role: a source of `ArrowParts`, of which a part is a block. Blocks stay in Ray's object store, on whichever machine they
+lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read; a forked one
+cannot, as Ray lives in threads, which a fork leaves behind. ray is imported where a source is made or read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+
+__all__ = ["RayBlocks"]
+
+#: The process that is known to have joined a cluster. A forked child finds its parent's number here.
+_joined: int | None = None
+_joining = threading.Lock()
+
+
+class RayBlocks(ArrowSource):
+    """The blocks of a data set.
+
+    Args:
+        dataset: a `ray.data.Dataset` that was materialized.
+        filter: a `pyarrow.compute.Expression`, or None.
+
+    Raises:
+        TypeError: the data set is not materialized.
+    """
+
+    def __init__(self, dataset: Any, filter: Any) -> None:
+        ray, data = (
+            optional_import(name, extra="ray", needed_by="ArrowParts of a Ray Data set")
+            for name in ("ray", "ray.data.dataset")
+        )
+        if not isinstance(dataset, data.MaterializedDataset):
+            raise TypeError(
+                "ArrowParts: a Ray Data set must be materialized, as only then its blocks have a fixed order: give "
+                f"dataset.materialize(), not {type(dataset).__name__}"
+            )
+        self._refs: list[Any] | None = dataset.to_arrow_refs()
+        self._address = ray.get_runtime_context().gcs_address
+        self._filter, self._pickled = filter, b""
+        _join(ray, self._address)
+        told = _tell(ray, self._refs)
+        names = [
+            f"block {number} of {len(told)} ({rows} rows, checksum {checksum:08x})"
+            for number, (rows, checksum, _) in enumerate(told)
+        ]
+        # Blocks without rows may have no columns.
+        full = [schema for rows, _, schema in told if rows] or [schema for *_, schema in told]
+        if not full:
+            full = [optional_import("pyarrow", extra="parquet", needed_by="ArrowParts").schema([])]
+        super().__init__(names, full[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._refs is None:
+            return vars(self)
+        # As Ray pickles references, with who owns them; pickle by itself would leave that out.
+        ray = optional_import("ray", extra="ray", needed_by="ArrowParts of a Ray Data set")
+        return {**vars(self), "_refs": None, "_pickled": ray.cloudpickle.dumps(self._refs)}
+
+    def _block(self, part: int) -> Any:
+        ray = optional_import("ray", extra="ray", needed_by="ArrowReader of a Ray Data set")
+        _join(ray, self._address)
+        if self._refs is None:
+            self._refs = ray.cloudpickle.loads(self._pickled)
+        return ray.get(self._refs[part])
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        table = self._block(part)
+        if self._filter is not None and table.num_rows:
+            table = table.filter(self._filter)
+        return table.select(columns) if columns is not None and table.num_rows else table
+
+
+def _join(ray: Any, address: str) -> None:
+    """Joins the cluster, if this process has not.
+
+    Raises:
+        RuntimeError: this process was forked from one that had joined it.
+        ConnectionError: the cluster is gone.
+    """
+    global _joined
+    with _joining:
+        if _joined not in (None, os.getpid()):
+            raise RuntimeError(
+                "a forked process cannot read the blocks of a Ray Data set: Ray lives in threads, which a fork leaves "
+                "behind. Use MultiProcessingReadingService(…, multiprocessing_context='spawn') or 'forkserver', or a "
+                "RayReadingService"
+            )
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        _joined = os.getpid()
+
+
+def _tell(ray: Any, refs: list[Any]) -> list[tuple[int, int, Any]]:
+    """By block: rows, checksum of the first one, schema. Asked for where the blocks lie."""
+
+    def tell(table: Any) -> tuple[int, int, Any]:  # within, so that it is pickled by value
+        from zlib import crc32
+
+        import pyarrow
+
+        written = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(written, table.schema) as stream:
+            stream.write_table(table.slice(0, 1))
+        return table.num_rows, crc32(written.getvalue()), table.schema
+
+    asked = ray.remote(num_cpus=0)(tell)
+    told: list[tuple[int, int, Any]] = ray.get([asked.remote(ref) for ref in refs])
+    return told

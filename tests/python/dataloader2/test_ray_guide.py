@@ -1,0 +1,59 @@
+"""The guide "More than one machine" says what happens: its programs that need a Ray cluster are run beside one."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import doc_blocks
+import ray_cluster
+from ray_cluster import needs_ray, of_ray
+
+pytest.importorskip("pandas", reason="Ray Data needs pandas, of the parquet extra")
+pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet extra")
+
+pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
+#: Starts a cluster and runs what is given as the program's own, in a process that ends with all that Ray Train leaves.
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ray_cluster import cluster
+
+if __name__ == "__main__":
+    with cluster():
+        import ray.data
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        for code in sys.argv[2:]:
+            exec(compile(code, "<the guide>", "exec"), globals())
+"""
+
+
+def programs() -> list[tuple[str, str]]:
+    """The blocks that name this file, each with what the page says that it prints."""
+    found = doc_blocks.blocks(PAGE)
+    return [
+        (one.code, shown.code)
+        for one, shown in itertools.pairwise(found)
+        if one.reason and Path(__file__).name in one.reason and shown.language == "text"
+    ]
+
+
+def test_what_the_guide_s_programs_print_is_what_it_shows(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="Ray Train's part of the guide trains with torch")
+    pytest.importorskip("tensorboardX", reason="Ray Train needs tensorboardX, of ray[train]")
+    pages = programs()
+    assert len(pages) == 2
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    support = str(Path(ray_cluster.__file__).resolve().parent)
+    codes = [code for code, _ in pages]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program), support, *codes], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(shown for _, shown in pages)
