@@ -16,14 +16,17 @@ use super::saving::Ordered;
 use super::world::{Act, After, CONTROL, Child, Doing, Main, Setting, World};
 
 /// Frames on their way in one direction, at most.
-const UNDER_WAY: usize = 2;
+pub const UNDER_WAY: usize = 2;
 
 /// From a worker to main.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Up {
     units: VecDeque<Unit>,
-    acknowledged: Option<u64>,
+    words: Said,
 }
+
+/// The words of a worker: its acknowledgement, and the epoch in which it starves.
+type Said = (Option<u64>, u32);
 
 /// From main to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,9 +46,9 @@ pub struct Carrier {
     /// Units that have arrived in main, and commands that have arrived at the host, for which there was no room.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The words that were sent last in either direction: the order, and the grant with its count; the acknowledgement.
+    /// The words that were sent last in either direction: the order, and the grant with its count; and what the worker says.
     told: (u64, u64, u32),
-    said: Option<u64>,
+    said: Said,
     /// The acknowledgement that main sees.
     acknowledged: Option<u64>,
     /// Whether the host has died.
@@ -62,7 +65,7 @@ impl Carrier {
             arrived: VecDeque::new(),
             to_tell: VecDeque::new(),
             told: (0, Grant::NONE, 0),
-            said: None,
+            said: (None, 0),
             acknowledged: None,
             is_cut: false,
         }
@@ -78,28 +81,20 @@ impl Setting {
         }
         let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
         let (child, far, near) = (&world.children[index], &world.far[index], &world.out[index]);
-        if !carrier.is_cut
-            && carrier.up.len() < UNDER_WAY
-            && (!far.units.is_empty() || child.acknowledged != carrier.said)
-        {
+        let words = (child.acknowledged, far.starving);
+        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && (!far.units.is_empty() || words != carrier.said) {
             let mut after = world.clone();
             let units = std::mem::take(&mut after.far[index].units);
-            let acknowledged = child.acknowledged;
             let carrier = &mut after.carriers[index];
-            carrier.said = acknowledged;
-            carrier.up.push_back(Up { units, acknowledged });
+            carrier.said = words;
+            carrier.up.push_back(Up { units, words });
             push("sends what the worker has made", after);
         }
-        if !carrier.is_cut
-            && carrier.up.len() < UNDER_WAY
-            && !far.units.is_empty()
-            && child.acknowledged != carrier.said
-        {
+        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && !far.units.is_empty() && words != carrier.said {
             let mut after = world.clone();
-            let acknowledged = child.acknowledged;
             let carrier = &mut after.carriers[index];
-            carrier.said = acknowledged;
-            carrier.up.push_back(Up { units: VecDeque::new(), acknowledged });
+            carrier.said = words;
+            carrier.up.push_back(Up { units: VecDeque::new(), words });
             push("sends words, and leaves units", after);
         }
         if carrier.arrived.is_empty() || self.rules.words_at_once {
@@ -107,7 +102,10 @@ impl Setting {
             let carrier = &mut after.carriers[index];
             if let Some(frame) = carrier.up.pop_front() {
                 carrier.arrived.extend(frame.units);
-                carrier.acknowledged = frame.acknowledged;
+                carrier.acknowledged = frame.words.0;
+                if self.rules.hears_who_starves {
+                    after.out[index].starving = frame.words.1;
+                }
                 push("brings a frame", after);
             }
         }
@@ -195,7 +193,7 @@ impl World {
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {
-            carrier.up.is_empty() && self.far[index].units.is_empty() && child.acknowledged == carrier.said
+            carrier.up.is_empty() && self.far[index].units.is_empty() && child.acknowledged == carrier.said.0
         };
         let sees = |carrier: &Carrier| carrier.is_cut || all_arrived(carrier);
         child.doing == Doing::Gone && self.carriers.get(index).is_none_or(|carrier| sees(carrier))
@@ -206,6 +204,7 @@ impl World {
         if setting.carried {
             let before = std::mem::replace(&mut self.carriers[index], Carrier::new());
             self.far[index] = Link::new();
+            self.renew_lane(setting, index);
             if !setting.rules.own_frames {
                 self.carriers[index].up = before.up;
             }
@@ -252,7 +251,7 @@ fn a_worker_elsewhere_is_gone_on_with_twice_and_called_between_snapshots() {
 }
 
 #[track_caller]
-fn holds(what: &str, setting: &Setting) {
+pub fn holds(what: &str, setting: &Setting) {
     let began = std::time::Instant::now();
     match super::explore(setting) {
         Ok(explored) => println!("a worker elsewhere {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),

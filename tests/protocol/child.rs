@@ -66,9 +66,10 @@ pub fn outgoing<'a>(
     out: &'a mut Shared<Link>,
     far: &'a mut Shared<Link>,
     dealt: &'a mut Shared<Link>,
+    dealing: &'a mut Shared<Link>,
 ) -> (&'a mut Shared<Link>, usize) {
     match setting.is_dispatcher(index) {
-        true => (dealt, 0),
+        true => (if setting.carried { dealing } else { dealt }, 0),
         false => (if setting.carried { far } else { out }, index),
     }
 }
@@ -176,8 +177,8 @@ impl World {
 
     /// Sends the unit that is due, if there is room.
     fn send(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, out, far, dealt, .. } = self;
-        let (links, first) = outgoing(setting, index, out, far, dealt);
+        let Self { children, out, far, dealt, dealing: near, .. } = self;
+        let (links, first) = outgoing(setting, index, out, far, dealt, near);
         let pump = &mut children[index].pump;
         let (target, unit) = pump.departing.take()?;
         let item = unit.item();
@@ -210,9 +211,9 @@ impl World {
         if !self.children[index].pump.ending {
             self.meet_due(setting, index);
         }
-        let Self { children, out, far, dealt, .. } = self;
+        let Self { children, out, far, dealt, dealing: near, .. } = self;
         let child = &mut children[index];
-        let (links, first) = outgoing(setting, index, out, far, dealt);
+        let (links, first) = outgoing(setting, index, out, far, dealt, near);
         let pump = &mut child.pump;
         if pump.ending {
             if !child.failed && pump.lacks_some() {
@@ -253,11 +254,12 @@ impl World {
     }
 
     pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, dealt, .. } = self;
+        let Self { children, out, far, dealt, dealing: near, .. } = self;
         let child = &mut children[index];
+        let (links, _) = outgoing(setting, index, out, far, dealt, near);
         let pump = &mut child.pump;
         let (dealing, sending) = (&pump.dealing, &pump.sending);
-        if !dealing.is_asked_again(|reader| sending[reader].reader(dealt[reader].grant).unwrap_or(Reader::Behind)) {
+        if !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Behind)) {
             return None;
         }
         let next = pump.stream().next_pass();
@@ -327,8 +329,9 @@ impl World {
 
     /// Reads what is dealt to a worker, or waits for it.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let child = &mut self.children[index];
-        let link = &mut self.dealt[index];
+        let Self { children, out, far, dealt, .. } = self;
+        let (child, link) = (&mut children[index], &mut dealt[index]);
+        let own = &mut if setting.carried { far } else { out }[index];
         let epoch = child.pump.stream().epoch();
         let wanted = Stream::new(epoch, child.pass + 1);
         if std::mem::take(&mut child.looked) && child.share.receiving.stream() == wanted {
@@ -359,20 +362,18 @@ impl World {
                 return Some("drops what is over");
             }
             if Obedience::is_superseded(epoch, child.order) {
+                own.starving = 0;
                 self.finish(setting, index);
                 self.children[index].rest();
-                self.out[index].starving = 0;
                 return Some("gives the epoch up");
             }
-            if self.out[index].starving != epoch {
-                self.out[index].starving = epoch;
+            if own.starving != epoch {
+                own.starving = epoch;
                 return Some("starves");
             }
             return None;
         }
-        if self.out[index].starving != 0 {
-            self.out[index].starving = 0;
-        }
+        own.starving = 0;
         match link.units.pop_front().expect("one waits").kind {
             Kind::Item(of, item) => {
                 child.share.took(link);

@@ -334,7 +334,8 @@ impl World {
         self.record = Record::default().into();
         self.calls = Calls::new(setting.children()).into();
         self.met.fill(None);
-        self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());
+        let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.dealing.iter_mut());
+        links.for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));
     }
 }

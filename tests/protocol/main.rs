@@ -8,6 +8,7 @@ mod carrying;
 mod child;
 mod explore;
 mod going_on;
+mod lanes;
 mod main_process;
 mod memory;
 mod restarting;

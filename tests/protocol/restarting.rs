@@ -123,7 +123,7 @@ impl World {
         let starts = place.resumptions(setting);
         self.know_owners(place.owners);
         if setting.dispatches {
-            self.dealt.iter_mut().for_each(|link| *link = Link::new());
+            self.dealt.iter_mut().chain(self.dealing.iter_mut()).for_each(|link| *link = Link::new());
         }
         for index in replaced {
             let is_worker = !setting.is_dispatcher(index);

@@ -154,9 +154,9 @@ impl Setting {
             return None;
         }
         let mut after = world.clone();
-        let World { children, out, far, dealt, .. } = &mut after;
+        let World { children, out, far, dealt, dealing, .. } = &mut after;
         let child = &mut children[index];
-        let (links, first) = outgoing(self, index, out, far, dealt);
+        let (links, first) = outgoing(self, index, out, far, dealt, dealing);
         let stream = child.pump.stream();
         let kind = if self.is_dispatcher(index) {
             let accounts = child.pump.accounts.clone();
@@ -187,7 +187,7 @@ impl World {
         let child = &mut self.children[index];
         child.may_save = self.snapshots > 0;
         let Some(dealt) = child.relay.take() else { return };
-        let link = &mut self.out[index];
+        let link = &mut if setting.carried { &mut self.far } else { &mut self.out }[index];
         if link.units.len() < setting.ring {
             link.units.push_back(Unit { stream: child.pump.stream(), kind: Kind::Dealt(dealt) });
         }

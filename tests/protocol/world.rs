@@ -12,6 +12,7 @@ use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealE
 use super::carrying::Carrier;
 use super::explore::{self, ByFingerprint, Model};
 use super::going_on::GoingOn;
+use super::lanes::Lane;
 use super::memory::{Link, Pump, ReadEnd, Record, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Shared};
@@ -61,6 +62,8 @@ pub struct Rules {
     pub words_at_once: bool,
     /// Frames of a process come to its own links alone.
     pub own_frames: bool,
+    /// Main hears from another machine that a worker starves.
+    pub hears_who_starves: bool,
 }
 
 pub const PRESENT: Rules = Rules {
@@ -85,6 +88,7 @@ pub const PRESENT: Rules = Rules {
     reaching_back: true,
     words_at_once: true,
     own_frames: true,
+    hears_who_starves: true,
 };
 
 /// Which loader, and what may happen to it.
@@ -324,6 +328,9 @@ pub struct World {
     /// Of workers on other machines: their own copies of the links to main, and who carries between the copies.
     pub far: Shared<Link>,
     pub carriers: Shared<Carrier>,
+    /// And the dispatching process's own copies of the links to them, with who carries those.
+    pub dealing: Shared<Link>,
+    pub lanes: Shared<Lane>,
 }
 
 /// The world after a step, or what the step breaks.
@@ -454,6 +461,8 @@ impl Model for Setting {
             dealt: links(if self.dispatches { self.workers } else { 0 }),
             far: links(if self.carried { self.workers } else { 0 }),
             carriers: self.fresh_carriers(),
+            dealing: links(if self.carried && self.dispatches { self.workers } else { 0 }),
+            lanes: self.fresh_lanes(),
         }
     }
 
@@ -470,6 +479,7 @@ impl Model for Setting {
         for index in 0..self.children() {
             self.child_steps(world, index, &mut steps);
             self.carrier_steps(world, index, &mut steps);
+            self.lane_steps(world, index, &mut steps);
             if world.deaths > 0 && world.children[index].doing != Doing::Gone {
                 let mut after = world.clone();
                 after.deaths -= 1;

@@ -1,9 +1,8 @@
-"""Workers on a Ray cluster give what workers on this machine give: items, order, states, errors."""
+"""Workers on a Ray cluster of this machine: large items, what the user is told, hangs, the end, what is refused."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -17,14 +16,12 @@ import pytest
 
 import torchdata
 from hanging import Hanging
-from process_checks import MULTIPROCESSING, is_gone
-from ray_cluster import PIPELINES, cluster, failing, needs_ray, numbered, of_ray, reading
+from ray_cluster import cluster, needs_ray, numbered, of_ray, reading
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import (
     DataLoader2,
-    MultiProcessingReadingService,
     RayReadingService,
 )
 from torchdata.dataloader2.linter import DataPipeLintWarning
@@ -55,21 +52,6 @@ def remote(workers: int = WORKERS, **options: Any) -> RayReadingService:
     return RayReadingService(workers, **options)
 
 
-def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
-    return MultiProcessingReadingService(workers, **options)
-
-
-def epochs(make: Any, service: Any, count: int = 2, seed: int = 5) -> list[list[Any]]:
-    with DataLoader2(make(), reading_service=service) as loader:
-        loader.seed(seed)
-        return [list(loader) for _ in range(count)]
-
-
-@pytest.mark.parametrize("name", ["arrays", "random"])
-def test_items_and_their_order_are_those_of_workers_on_this_machine(name: str) -> None:
-    assert epochs(PIPELINES[name], remote()) == epochs(PIPELINES[name], local())
-
-
 def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> None:
     def make() -> Any:
         return IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(400_000, x))
@@ -82,53 +64,13 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
     ]
 
 
-def test_what_one_process_deals_out_is_made_here_and_comes_in_the_order_of_local_workers() -> None:
-    def make() -> Any:
-        here = IterableWrapper(range(200)).shuffle().map(lambda x: (x, os.getpid()))
-        return here.sharding_round_robin_dispatch(MULTIPROCESSING).map(lambda pair: (*pair, os.getpid()))
-
-    far, near = epochs(make, remote()), epochs(make, local())
-    assert [[item[0] for item in epoch] for epoch in far] == [[item[0] for item in epoch] for epoch in near]
-    makers, workers = {item[1] for item in far[0]}, {item[2] for item in far[0]}
-    assert (len(makers), len(workers)) == (1, WORKERS)
-
-
 def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
     service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
     with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
 
 
-def test_an_error_of_a_function_comes_with_its_type_and_its_traceback() -> None:
-    with DataLoader2(IterableWrapper(range(20)).sharding_filter().map(failing), reading_service=remote()) as loader:
-        got = []
-        with pytest.raises(LookupError, match="nothing at 7") as caught:
-            for item in loader:
-                got.append(item)
-        assert got == list(range(7))
-        told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-        assert "in failing" in told
-        assert "worker process 1" in told
-
-
 # -- states ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_state_goes_on_there_and_here_and_there() -> None:
-    whole = [item for epoch in epochs(PIPELINES["random"], local(), 1) for item in epoch]
-    got: list[Any] = []
-    state: bytes | None = None
-    for place in (remote, local, remote):
-        with DataLoader2(PIPELINES["random"](), reading_service=place()) as loader:
-            loader.seed(5)
-            if state is not None:
-                loader.load_state_dict(pickle.loads(state))
-            for item in loader:
-                got.append(item)
-                if len(got) in (27, 62):
-                    break
-            state = pickle.dumps(loader.state_dict())
-    assert got == whole
 
 
 # -- what the user is told ---------------------------------------------------------------------------------------------
@@ -233,14 +175,6 @@ def test_a_worker_that_hangs_is_told_of_with_its_stack_and_replaced(way: str, tm
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_neither_worker_nor_actor_is_left_behind_a_shutdown() -> None:
-    with DataLoader2(IterableWrapper(range(4)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
-                     reading_service=remote()) as loader:  # fmt: skip
-        pids = {pid for pair in loader for pid in pair}
-    assert len(pids) == 4
-    wait_for(lambda: all(map(is_gone, pids)))
-
-
 def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
@@ -249,16 +183,6 @@ def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(mo
         iterator = iter(loader)
         next(iterator), next(iterator)  # both are up
     assert ended == [True] * WORKERS
-
-
-def test_a_loader_that_is_dropped_ends_its_actors() -> None:
-    loader = DataLoader2(
-        IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid())),
-        reading_service=remote(),
-    )
-    pids = set(next(iter(loader)))
-    del loader
-    wait_for(lambda: all(map(is_gone, pids)))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

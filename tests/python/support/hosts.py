@@ -134,17 +134,18 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
     wait_for(are_gone)
 
 
-def read_here_and_there(make: Callable[[], Any], count: int, workers: int, dice: random.Random, most: int) -> list[Any]:
-    """An epoch of so many items, read by loaders with remote or local workers that go on from each other's states."""
+def read_here_and_there(
+    make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
+) -> list[Any]:
+    """An epoch of so many items, read by loaders with services of several kinds that go on from each other's states."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:
-        service = (LocallyRemote if dice.random() < 0.6 else MultiProcessingReadingService)(workers)
-        with DataLoader2(make(), reading_service=service) as loader:
+        with DataLoader2(make(), reading_service=dice.choice(services)()) as loader:
             loader.seed(5)
             if state is not None:
                 loader.load_state_dict(pickle.loads(state))
-            steps = dice.randrange(5, most)
+            steps = dice.randrange(least, most)
             for item in loader:
                 got.append(item)
                 steps -= 1

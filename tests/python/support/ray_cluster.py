@@ -16,6 +16,7 @@ import pytest
 
 import torchdata
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
 #: Skips a file of tests where Ray has no wheel for the Python at hand.
 needs_ray = pytest.mark.skipif(
@@ -38,12 +39,17 @@ _SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prest
 
 
 @contextmanager
-def environment() -> Iterator[None]:
-    """The environment in which a cluster is started: its workers import what lies here."""
+def environment(**more: str) -> Iterator[None]:
+    """The environment in which a cluster is started: its workers import what lies here.
+
+    Args:
+        more: settings of Ray's beside ours.
+    """
+    settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *_SETTINGS)}
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, package)))
-    os.environ.update(_SETTINGS)
+    os.environ.update(settings)
     os.environ.pop("RAY_ADDRESS", None)
     try:
         yield
@@ -86,9 +92,9 @@ def cluster(**options: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def nodes(count: int) -> Iterator[Any]:
+def nodes(count: int, **more: str) -> Iterator[Any]:
     """A cluster of so many nodes on this machine beside the first one, which has no processors for workers."""
-    with environment():
+    with environment(**more):
         import ray
         from ray.cluster_utils import Cluster
 
@@ -96,7 +102,7 @@ def nodes(count: int) -> Iterator[Any]:
         try:
             for _ in range(count):
                 add(made, num_cpus=2)
-            ray.init(address=made.address, **SILENT)
+            join(made)
             made.wait_for_nodes()
             yield made
         finally:
@@ -104,9 +110,22 @@ def nodes(count: int) -> Iterator[Any]:
             made.shutdown()
 
 
+def join(made: Any) -> None:
+    """Enters a cluster of several nodes, for the first time or again."""
+    import ray
+
+    ray.init(address=made.address, **SILENT)
+
+
 def add(made: Any, **options: Any) -> Any:
     """Adds a node to a cluster of several."""
     return _patiently(lambda: made.add_node(object_store_memory=OPTIONS["object_store_memory"], **options))
+
+
+def raylet_of(node: Any) -> int:
+    """The number of a node's own process, which holds its objects, too."""
+    pid: int = node.all_processes["raylet"][0].process.pid
+    return pid
 
 
 # -- what pipelines are made of ----------------------------------------------------------------------------------------
@@ -152,6 +171,13 @@ def numbered(count: int) -> Any:
     return IterableWrapper(range(count)).shuffle().sharding_filter()
 
 
+def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
+    """Numbers that one process deals out; `before`: what it makes of them."""
+    pipe: Any = IterableWrapper(range(count))
+    pipe = before(pipe.shuffle() if shuffles else pipe)
+    return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
 #: By name, pipelines of all kinds; each is made anew. Few, as it takes a second or two to start a worker.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
@@ -159,6 +185,15 @@ PIPELINES = {
     "random": lambda: numbered(100).map(drawn),
     "uneven": lambda: numbered(150).flatmap(many).map(str),
     "fewer items than workers": lambda: numbered(1).map(double),
+}
+DEALT = {
+    "numbers, dealt": lambda: dealt(300).map(double).batch(3),
+    "arrays, dealt": lambda: dealt(80, lambda pipe: pipe.map(array)).map(np.ndarray.tolist),
+    "random, dealt": lambda: dealt(120, lambda pipe: pipe.map(drawn)).map(str),
+    "uneven, dealt": lambda: dealt(150).flatmap(many).map(str),
+    "two passes": lambda: dealt(60).cycle(2),
+    "shares left early": lambda: dealt(90).header(7),
+    "one item, dealt": lambda: dealt(1).map(double),
 }
 
 

@@ -29,6 +29,7 @@ __all__ = ["Cluster"]
 
 #: Seconds within which workers that are late are told of together.
 TOGETHER = 3.0
+_LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 #: The groups of threads of an actor.
 _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
@@ -64,6 +65,9 @@ class Cluster:
         end_before_others()
         if not ray.is_initialized():
             _join(ray)
+        #: Ray's number of the program's stay in the cluster: who leaves and comes back has another one, and no actors.
+        self._context = ray.get_runtime_context()
+        self._stay = self._context.get_job_id()
         self.chunk_bytes = chunk_bytes
         self._needed_by, self._num_workers = needed_by, num_workers
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
@@ -100,7 +104,7 @@ class Cluster:
     def tell_late(self, seconds: float) -> None:
         """Warns that workers are not up after so many seconds, once for all of them."""
         with self._telling:
-            if time.monotonic() - self._told_at < TOGETHER or not self._ray.is_initialized():
+            if time.monotonic() - self._told_at < TOGETHER or self.is_left:
                 return
             self._told_at = time.monotonic()
             words = self._why_late(seconds)
@@ -124,11 +128,33 @@ class Cluster:
             "for, though perhaps not on one machine; `ray status` says more"
         )
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the program has left the cluster, perhaps for another stay, in which none of its objects is known."""
+        try:
+            return bool(self._context.get_job_id() != self._stay)
+        except RuntimeError:
+            return True
+
+    def check(self) -> None:
+        """Raises where nobody can be called any more.
+
+        Raises:
+            ConnectionError: the program has left the cluster.
+        """
+        if self.is_left:
+            raise ConnectionError(_LEFT)
+
     def host(self, setup: ChildSetup) -> _Actor:
-        """Asks for a host, and does not wait for it."""
+        """Asks for a host, and does not wait for it.
+
+        Raises:
+            ConnectionError: the program has left the cluster.
+        """
+        self.check()
         assert isinstance(setup.program, Program)
         handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
-        return _Actor(self._ray, handle)
+        return _Actor(self, self._ray, handle)
 
     def _stored(self, program: Program) -> Any:
         known = self._programs.get(id(program))
@@ -142,6 +168,8 @@ class Cluster:
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
+        if self.is_left:  # whatever went wrong meanwhile
+            return _LEFT
         cause = getattr(error, "cause", None)
         if cause is not None:  # raised by the host
             return f"its host says: {type(cause).__name__}: {cause}"
@@ -153,16 +181,21 @@ class Cluster:
 class _Actor:
     """A host, by Ray's handle of it."""
 
-    def __init__(self, ray: Any, handle: Any) -> None:
-        self._ray, self._handle = ray, handle
+    def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
+        self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
 
     def check(self) -> None:
-        if not self._ray.is_initialized():  # the next call would begin a cluster of its own
-            raise ConnectionError("the program has left the cluster (ray.shutdown) while workers ran there")
+        self._cluster.check()
+
+    def _call(self, name: str, *args: Any, group: str | None = None) -> Any:
+        """Calls the host, and never enters a cluster: main may leave that in another thread, at any moment."""
+        self.check()
+        method = getattr(self._handle, name)
+        return _unhooked(type(method)._remote)(method, args, {}, concurrency_group=group)
 
     def begin(self) -> Future[About]:
-        begun: Future[About] = self._handle.begin.remote().future()
+        begun: Future[About] = self._call("begin").future()
         return begun
 
     def tell(
@@ -175,30 +208,32 @@ class _Actor:
         sent: int,
         log: tuple[int, int] | None,
     ) -> None:
-        tell = self._handle.tell.options(concurrency_group=f"tell{lane}")
-        tell.remote(lane, number, words, frame, holds, sent, log)
+        self._call("tell", lane, number, words, frame, holds, sent, log, group=f"tell{lane}")
 
     def end_log(self, number: int, position: int) -> Future[Piece | None]:
-        ends = self._handle.end_log.options(concurrency_group="look").remote(number, position)
-        ended: Future[Piece | None] = ends.future()
+        ended: Future[Piece | None] = self._call("end_log", number, position, group="look").future()
         return ended
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
-        pull = self._handle.pull.options(concurrency_group=f"pull{lane}").remote(lane, most)
-        pulled: Future[Pulled] = pull.future()
+        pulled: Future[Pulled] = self._call("pull", lane, most, group=f"pull{lane}").future()
         return pulled
 
     def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        stands: Future[tuple[str, str]] = self._handle.stand.options(concurrency_group="look").remote(wakes).future()
+        stands: Future[tuple[str, str]] = self._call("stand", wakes, group="look").future()
         return stands
 
     def end(self) -> Future[None]:
-        ended: Future[None] = self._handle.end.options(concurrency_group="look").remote().future()
+        ended: Future[None] = self._call("end", group="look").future()
         return ended
 
     def kill(self) -> None:
-        if self._ray.is_initialized():  # else it would begin a new one
-            self._ray.kill(self._handle, no_restart=True)
+        self.check()
+        _unhooked(self._ray.kill)(self._handle, no_restart=True)
+
+
+def _unhooked(function: Any) -> Any:
+    """A function of Ray's without its hook, by which a program that is in no cluster enters one."""
+    return getattr(function, "__wrapped__", function)
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:

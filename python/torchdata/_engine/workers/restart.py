@@ -273,7 +273,7 @@ class Restarts:
         index = next((index for index in indices if members.names[index] in died), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(
-            f"{died}. No other process could take its place: {error.strerror}",
+            f"{died}. No other process could take its place: {error.strerror or error}",
             worker=index if is_worker else None,
             exitcode=self._exitcodes.get(index),
             stage=members.program_class.stage if is_worker else "dispatching items",

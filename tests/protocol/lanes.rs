@@ -1,0 +1,145 @@
+//! Dispatching to workers on other machines: the dispatching process stays on main's, and each worker has a second lane.
+//!
+//! A lane carries items from the dispatching process's copy of a link to the worker's own, and that one's grants back. Up
+//! to two frames are on their way in either direction. Frames that have arrived wait until the worker's ring has room, and
+//! then main sends no others. Nobody learns of a death by a lane: it stands still.
+
+use std::collections::VecDeque;
+
+use torchdata_core::protocol::Grant;
+
+use super::carrying::{UNDER_WAY, holds};
+use super::memory::Unit;
+use super::shared::Shared;
+use super::world::{Act, After, Doing, Main, Setting, World};
+
+/// What lies between the dispatching process and a worker on another machine.
+#[derive(Debug, Clone, Hash)]
+pub struct Lane {
+    down: VecDeque<VecDeque<Unit>>,
+    /// Grants, each with its count.
+    up: VecDeque<(u64, u32)>,
+    /// Units that have arrived at the host, for which there was no room.
+    arrived: VecDeque<Unit>,
+    /// The grant that was sent last.
+    said: (u64, u32),
+}
+
+impl Lane {
+    fn new() -> Self {
+        Self { down: VecDeque::new(), up: VecDeque::new(), arrived: VecDeque::new(), said: (Grant::NONE, 0) }
+    }
+}
+
+impl Setting {
+    /// The steps of a worker's second lane.
+    pub fn lane_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
+        let Some(lane) = world.lanes.get(index) else { return };
+        if world.main == Main::Gone || world.children[index].doing == Doing::Gone {
+            return;
+        }
+        let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
+        let (near, there) = (&world.dealing[index], &world.dealt[index]);
+        if lane.down.len() < UNDER_WAY && lane.arrived.is_empty() && !near.units.is_empty() {
+            let mut after = world.clone();
+            let units = std::mem::take(&mut after.dealing[index].units);
+            after.lanes[index].down.push_back(units);
+            push("sends what is dealt", after);
+        }
+        if lane.arrived.is_empty() && !lane.down.is_empty() {
+            let mut after = world.clone();
+            let lane = &mut after.lanes[index];
+            lane.arrived = lane.down.pop_front().expect("there is one");
+            push("brings what is dealt", after);
+        }
+        if !lane.arrived.is_empty() && there.units.len() < self.ring {
+            let mut after = world.clone();
+            let (lane, there) = (&mut after.lanes[index], &mut after.dealt[index]);
+            while there.units.len() < self.ring
+                && let Some(unit) = lane.arrived.pop_front()
+            {
+                there.units.push_back(unit);
+            }
+            push("puts units into the worker's ring", after);
+        }
+        let grant = (there.grant, there.count);
+        if lane.up.len() < UNDER_WAY && grant != lane.said && (lane.arrived.is_empty() || self.rules.words_at_once) {
+            let mut after = world.clone();
+            let lane = &mut after.lanes[index];
+            lane.said = grant;
+            lane.up.push_back(grant);
+            push("sends a grant", after);
+        }
+        if !lane.up.is_empty() {
+            let mut after = world.clone();
+            let grant = after.lanes[index].up.pop_front().expect("there is one");
+            let near = &mut after.dealing[index];
+            (near.grant, near.count) = grant;
+            push("shows the dispatching process a grant", after);
+        }
+    }
+
+    /// Lanes without anything on them.
+    pub fn fresh_lanes(&self) -> Shared<Lane> {
+        (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
+    }
+}
+
+impl World {
+    /// A lane for a process that takes a worker's place.
+    pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
+        if setting.dispatches {
+            let before = std::mem::replace(&mut self.lanes[index], Lane::new());
+            if !setting.rules.own_frames {
+                self.lanes[index].down = before.down;
+            }
+        }
+    }
+}
+
+// ---- the protocol holds where items are dealt to other machines -----------------------------------------------------
+
+fn dealt(workers: usize, outputs: &'static [u8]) -> Setting {
+    Setting { carried: true, epochs: 1, ..super::setting(workers, true, outputs) }
+}
+
+#[test]
+fn items_are_dealt_to_a_worker_elsewhere() {
+    super::all_hold(&dealt(1, &[2, 0, 1]));
+}
+
+#[test]
+fn items_are_dealt_to_two_workers_elsewhere() {
+    holds("beside another one", &dealt(2, &[1, 1]));
+}
+
+#[test]
+fn a_worker_elsewhere_to_which_items_are_dealt_is_replaced() {
+    let replaced = Setting { restarts: true, deaths: 1, snapshots: 1, ..dealt(1, &[1]) };
+    holds("replaced", &replaced);
+}
+
+#[test]
+#[ignore = "takes an hour and all memory: by hand, as the others"]
+fn items_are_dealt_to_two_workers_elsewhere_whatever_happens() {
+    super::all_hold(&dealt(2, &[1, 1]));
+    super::all_hold(&Setting { epochs: 2, window: 2, dispatch_window: 2, ..dealt(1, &[1, 1]) });
+    let one = Setting { snapshots: 1, ..dealt(1, &[1, 1]) };
+    let replaced = Setting { restarts: true, deaths: 2, ..one.clone() };
+    holds("replaced twice", &replaced);
+    holds("replaced, calls", &Setting { calls: true, ..replaced });
+    holds("goes on", &Setting { resumes: 1, ..one });
+}
+
+#[test]
+fn frames_of_a_dispatching_process_that_come_to_the_worker_of_the_next_one_are_found() {
+    let setting = Setting { restarts: true, deaths: 1, ..dealt(1, &[1, 1]) };
+    let found = super::found(setting, |rules| rules.own_frames = false);
+    assert!(found.contains("what is made again is not what the reader has"), "{found}");
+}
+
+#[test]
+fn a_worker_elsewhere_that_starves_unheard_is_waited_for_in_vain() {
+    let setting = dealt(2, &[2, 0, 1, 0, 0, 1]);
+    assert!(super::found(setting, |rules| rules.hears_who_starves = false).contains("everybody waits"));
+}

@@ -1,0 +1,222 @@
+"""Whatever runs the workers, a loader does the same: order, states, other numbers of workers, deaths, errors, lives.
+
+The backends are processes, processes behind carriers, and Ray on one node and over three.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backends import BACKENDS, WORKERS, Carried, Spawned, machines
+from hosts import hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
+from one_rank import Alone
+from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
+from ray_cluster import DEALT, PIPELINES, array, as_it_is, dealt, double, failing, numbered, of_ray, plain, wide
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.datapipes.iter import IterableWrapper
+from waiting import wait_for
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
+    pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
+    *of_ray,
+]
+
+#: Pipelines for backends whose processes take seconds to come up.
+FEW = {"arrays", "random", "arrays, dealt", "two passes"}
+
+
+@pytest.fixture(scope="module")
+def on_ray() -> Iterator[dict[str, Any]]:
+    pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for this Python, or none could be had")
+    with machines() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Spawned:
+    own = {"spawned processes": Spawned, "carriers": Carried}
+    if request.param in own:
+        return own[request.param]()
+    found: Spawned = request.getfixturevalue("on_ray")[request.param]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
+    """Looks for what is left; a cluster has processes of its own."""
+    if not backend.is_slow:
+        request.getfixturevalue("hosts_have_ended")
+
+
+def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+    """Forked processes, whose items are the right ones."""
+    return MultiProcessingReadingService(workers, "fork", **options)
+
+
+def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
+    with DataLoader2(make(), reading_service=service) as loader:
+        loader.seed(5)
+        return [list(map(plain, loader)) for _ in range(count)]
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made_of", [PIPELINES, DEALT], ids=["own sources", "dealt"])
+def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
+    for name, make in made_of.items():
+        if not backend.is_slow or name in FEW:
+            assert epochs(make, backend.service()) == epochs(make, local()), name
+
+
+@pytest.mark.parametrize("make", [numbered, dealt])
+def test_out_of_order_all_items_come_once(backend: Spawned, make: Any) -> None:
+    (items,) = epochs(lambda: make(500), backend.service(in_order=False), count=1)
+    assert sorted(items) == list(range(500))
+
+
+def test_what_is_dealt_is_made_in_one_process_of_this_machine(backend: Spawned) -> None:
+    def make() -> Any:
+        return dealt(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
+
+    (items,) = epochs(make, backend.service(), count=1)
+    assert {parent for _, parent, _ in items} == {os.getpid()}
+    assert (len({maker for maker, _, _ in items}), len({worker for _, _, worker in items})) == (1, WORKERS)
+
+
+def test_ranks_have_workers_each(backend: Spawned) -> None:
+    def service(workers: Any) -> SequentialReadingService:
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
+
+    make = PIPELINES["numbers"]
+    assert epochs(make, service(backend.service()), 1) == epochs(make, service(local()), 1)
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
+def test_a_loader_goes_on_from_random_moments_here_and_there(backend: Spawned, make: Any) -> None:
+    whole = [item for epoch in epochs(make, local(), 1) for item in epoch]
+    least, most = (20, 80) if backend.is_slow else (5, 60)
+    assert read_here_and_there(make, len(whole), [backend.service, local], random.Random(3), least, most) == whole
+
+
+@pytest.mark.parametrize("is_far_first", [True, False])
+def test_a_state_goes_on_with_another_number_of_workers(backend: Spawned, is_far_first: bool) -> None:
+    def make() -> Any:
+        return IterableWrapper(range(100)).sharding_filter()
+
+    first, second = (backend.service, local) if is_far_first else (local, backend.service)
+    with DataLoader2(make(), reading_service=first(3)) as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(17)]
+        state = pickle.dumps(loader.state_dict())
+    with DataLoader2(make(), reading_service=second(2)) as loader:
+        loader.load_state_dict(pickle.loads(state))
+        assert sorted([*got, *loader]) == list(range(100))
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deals", [False, True], ids=["own sources", "dealt"])
+def test_whoever_dies_nothing_is_lost_or_comes_twice(backend: Spawned, deals: bool) -> None:
+    victims = [one for one in backend.victims if deals or one != "dispatching"]
+    for seed, function in enumerate([wide] if backend.is_slow else [wide, double]):
+        _kill(backend, deals, victims, function, random.Random(seed))
+
+
+def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice: random.Random) -> None:
+    count = 900
+
+    def make() -> Any:
+        pipe = dealt(count, lambda pipe: pipe.map(double)) if deals else numbered(count)
+        return pipe.map(function)
+
+    wanted = epochs(make, local())
+    service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
+    with DataLoader2(make(), reading_service=service) as loader:
+        loader.seed(5)
+        for epoch in wanted:
+            got: list[Any] = []
+            kill_at = set(dice.sample(range(10, count - 100), 2))
+            call_at = set() if deals else {at + dice.randrange(3) for at in kill_at}
+            for item in loader:
+                got.append(item)
+                if len(got) in call_at:
+                    loader.reading_service._pause(as_it_is)
+                    loader.reading_service._resume()
+                if len(got) in kill_at:
+                    backend.kill(loader, dice.choice(victims), dice)
+            assert got == epoch
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_function_comes_behind_the_items_before_it_and_says_where(backend: Spawned) -> None:
+    pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
+    with DataLoader2(pipe, reading_service=backend.service()) as loader:
+        got = []
+        with pytest.raises(LookupError, match="nothing at 7") as caught:
+            for item in loader:
+                got.append(item)
+    assert got == list(range(7))
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "in failing" in told
+    assert "worker process 1" in told
+
+
+def test_an_error_where_items_are_dealt_comes_behind_the_items_before_it(backend: Spawned) -> None:
+    with DataLoader2(
+        dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
+    ) as loader:
+        got = []
+        with pytest.raises(LookupError, match="nothing at 7"):
+            for item in loader:
+                got.append(item)
+    assert got == list(range(0, 14, 2))
+
+
+# -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one(backend: Spawned) -> None:
+    def taken(service: Any) -> list[Any]:
+        with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
+            loader.seed(1)
+            parts = []
+            for count in (5, 1, 40):
+                iterator = iter(loader)
+                parts.append([int(next(iterator)[0]) for _ in range(count)])
+            return parts
+
+    assert taken(backend.service()) == taken(local())
+
+
+@pytest.mark.parametrize("is_shut_down", [True, False], ids=["shut down", "dropped"])
+def test_no_process_outlives_its_loader(backend: Spawned, is_shut_down: bool) -> None:
+    pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid()))
+    loader = DataLoader2(pipe, reading_service=backend.service())
+    iterator = iter(loader)
+    pids = {pid for _ in range(WORKERS) for pid in next(iterator)} - {os.getpid()}
+    if is_shut_down:
+        loader.shutdown()
+    del loader, iterator
+    wait_for(lambda: all(map(is_gone, pids)))

@@ -1,0 +1,101 @@
+"""What runs the workers of a loader: for tests that hold wherever that is.
+
+Each backend makes services of its kind, ends one of their processes, and says by which processes items are made.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hosts import LocallyRemote
+from ray_cluster import nodes
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService
+
+WORKERS = 2
+
+
+class Spawned:
+    """Processes of this machine that import what they run."""
+
+    #: Whether a process takes seconds to come up, so that few pipelines must do.
+    is_slow = False
+    #: Who may be killed.
+    victims = ("worker", "dispatching")
+
+    def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+        return MultiProcessingReadingService(workers, "spawn", **options)
+
+    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+        """Kills a process of this kind, if one is there and up."""
+        processes = loader.reading_service.engine_processes().pids
+        self._end(processes[-1] if victim == "dispatching" else processes[dice.randrange(WORKERS)])
+
+    @staticmethod
+    def _end(pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+
+class Carried(Spawned):
+    """Processes behind carriers whose calls are late and overtake each other, without Ray."""
+
+    victims = ("worker", "host", "dispatching")
+
+    def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+        return LocallyRemote(workers, **options)
+
+    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+        if victim == "dispatching":
+            return super().kill(loader, victim, dice)
+        actor = loader.reading_service.made.actors[-1 - dice.randrange(WORKERS)]
+        if victim == "host":
+            actor.cut()
+        elif not actor.host._child.ended:
+            self._end(actor.host._child.pid)
+
+
+class OnRay(Spawned):
+    """Processes beside Ray's actors.
+
+    Args:
+        options: of the service, which say where these are.
+    """
+
+    is_slow = True
+    victims = ("worker", "host", "dispatching")
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
+        return RayReadingService(workers, **self._options, **options)
+
+    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+        if victim == "dispatching":
+            return super().kill(loader, victim, dice)
+        processes = loader.reading_service.engine_processes()._processes
+        up = [one.about for one in processes if getattr(one, "about", None) is not None and not one.ended]
+        if up:
+            about = dice.choice(up)
+            self._end(about.host if victim == "host" else about.pid)
+
+
+#: By name; Ray's last, as a cluster stays for all tests of a file.
+BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
+
+
+@contextmanager
+def machines() -> Iterator[dict[str, OnRay]]:
+    """Those on Ray, by name, on one cluster: the node of main itself, and three others."""
+    with nodes(3) as made:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        own = NodeAffinitySchedulingStrategy(made.head_node.node_id, soft=False)
+        yield {
+            "Ray on one node": OnRay(ray_remote_args={"num_cpus": 0}, scheduling=own),
+            "Ray over three nodes": OnRay(scheduling="SPREAD"),
+        }

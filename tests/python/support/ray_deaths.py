@@ -1,0 +1,288 @@
+"""Loaders on Ray whose workers, actors, raylets and nodes die at random: `python -m ray_deaths --seconds 600`.
+
+A cluster of three nodes beside the head serves all runs. Each run takes a random pipeline, options and moments, and its
+items are compared with those of workers on this machine. At an item, or a moment later, something happens: a worker, an
+actor or the dispatching process is killed or stopped, a raylet is killed or stopped, a node is taken away, main leaves
+the cluster and comes back, or the loader is given up and another one, here or there, goes on from its state. A process
+that hangs shows its stacks and ends all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from driving import drive, parser_of
+from process_checks import MULTIPROCESSING
+from ray_cluster import (
+    add,
+    array,
+    as_it_is,
+    drawn,
+    join,
+    many,
+    nodes,
+    numbered,
+    plain,
+    raylet_of,
+    reading,
+    wide,
+)
+from torchdata._engine import snapshots
+from torchdata._engine.remote.dispatching import DispatchingChild
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService, WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Seconds after which a run hangs.
+PATIENCE = 400.0
+NODES = 3
+#: Seconds after which a worker that gives nothing hangs, and of a moment.
+TIMEOUT, MOMENT = 4.0, 0.6
+#: Seconds after which a node whose raylet is stopped is taken away, if Ray has not noticed.
+DEAF = 15.0
+
+
+def dealt(count: int) -> Any:
+    return IterableWrapper(range(count)).shuffle().map(reading).sharding_round_robin_dispatch(MULTIPROCESSING)
+
+
+PIPELINES: dict[str, Callable[[int], Any]] = {
+    "numbers": lambda count: numbered(count).map(reading).batch(2),
+    "arrays": lambda count: numbered(count).map(reading).map(array),
+    "random": lambda count: numbered(count).map(reading).map(drawn),
+    "uneven": lambda count: numbered(count).map(reading).flatmap(many),
+    "bytes": lambda count: numbered(count).map(reading).map(wide),
+    "dealt": lambda count: dealt(count).map(drawn),
+    "dealt bytes": lambda count: dealt(count).map(wide),
+}
+#: What happens, and how often among others.
+EVENTS = {
+    "worker": 8, "actor": 8, "dispatcher": 4, "stop worker": 1, "stop actor": 1,
+    "raylet": 2, "node": 1, "stop raylet": 1, "leave": 1, "state": 3, "call": 3,
+}  # fmt: skip
+#: Those of them in which nobody dies.
+GENTLE = {"state", "call"}
+
+
+@dataclass
+class Plan:
+    """A run.
+
+    Args:
+        seed: decides all.
+        pipeline: the name of one.
+        count: numbers that it reads.
+        workers: how many there are.
+        options: of the service.
+        in_order: whether items come in turn.
+        events: at which item of which epoch what happens.
+        cadence: how often snapshots are taken; None as usual.
+    """
+
+    seed: int
+    pipeline: str
+    count: int
+    workers: int
+    options: dict[str, Any]
+    in_order: bool
+    events: dict[tuple[int, int], str]
+    cadence: tuple[float, float] | None = None
+    told: list[str] = field(default_factory=list)
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed."""
+    dice = random.Random(seed)
+    count = dice.choice([600, 900, 1500])
+    # Each worker comes on between two deaths: three at one item would be an error.
+    places = sorted(dice.sample(range(2 * count // 100), dice.randrange(4, 12)))
+    kinds = dice.choices(list(EVENTS), list(EVENTS.values()), k=len(places))
+    events = {divmod(100 * place + dice.randrange(40), count): kind for place, kind in zip(places, kinds, strict=True)}
+    options = {
+        "worker_prefetch_cnt": dice.choice([2, 20, 200]),
+        "chunk_bytes": dice.choice([1, 1 << 16, 8 << 20]),
+        "scheduling": dice.choice([None, "SPREAD"]),
+        "memory_budget": dice.choice([None, 4 << 20]),
+    }
+    pipeline, in_order = dice.choice(list(PIPELINES)), dice.random() < 0.8
+    return Plan(
+        # To whom an item is dealt freely decides what that draws.
+        seed, pipeline, count, dice.randrange(1, 4), options, in_order or pipeline == "dealt", events,
+        dice.choice([None, None, (0.0, 0.0)]),
+    )  # fmt: skip
+
+
+class Run:
+    """Carries a plan out.
+
+    Args:
+        plan: the plan.
+        machines: the cluster.
+        happened: counts what happens.
+    """
+
+    def __init__(self, plan: Plan, machines: Any, happened: Counter[str]) -> None:
+        self.plan, self.machines, self.happened = plan, machines, happened
+        self.dice = random.Random(plan.seed + 1)
+        #: What is still to happen.
+        self.later: list[threading.Timer] = []
+
+    def remote(self) -> RayReadingService:
+        return RayReadingService(
+            self.plan.workers, on_worker_exit="restart", in_order=self.plan.in_order, timeout=TIMEOUT,
+            on_timeout="restart", patience=20 * TIMEOUT, ray_remote_args={"num_cpus": 1}, **self.plan.options,
+        )  # fmt: skip
+
+    def local(self) -> MultiProcessingReadingService:
+        return MultiProcessingReadingService(self.plan.workers, in_order=self.plan.in_order)
+
+    def pipe(self) -> Any:
+        return PIPELINES[self.plan.pipeline](self.plan.count)
+
+    def check(self) -> int:
+        """Compares the items with those of workers here; how many deaths there were."""
+        with DataLoader2(self.pipe(), reading_service=self.local()) as loader:
+            loader.seed(self.plan.seed)
+            wanted = [list(map(plain, loader)) for _ in range(2)]
+        before = self.deaths()
+        got: list[list[Any]] = [[], []]
+        state: bytes | None = None
+        events = dict(self.plan.events)
+        epoch = 0
+        while epoch < 2:
+            service = self.local() if state is not None and self.dice.random() < 0.3 else self.remote()
+            with DataLoader2(self.pipe(), reading_service=service) as loader:
+                loader.seed(self.plan.seed)
+                if state is not None:
+                    loader.load_state_dict(pickle.loads(state))
+                epoch, state = self.go_on(loader, epoch, got, events)
+                for one in self.later:
+                    one.join()
+        for number, (items, right) in enumerate(zip(got, wanted, strict=True)):
+            if not self.plan.in_order:
+                items, right = sorted(map(repr, items)), sorted(map(repr, right))
+            assert items == right, f"epoch {number}: {len(items)} items, not {len(right)}; {self.plan.told}"
+        return self.deaths() - before
+
+    def deaths(self) -> int:
+        return sum(count for kind, count in self.happened.items() if kind not in GENTLE)
+
+    def go_on(
+        self, loader: DataLoader2[Any], epoch: int, got: list[list[Any]], events: dict[tuple[int, int], str]
+    ) -> tuple[int, bytes | None]:
+        """Reads on until both epochs are over or the loader is given up; the epoch, and the state then."""
+        while epoch < 2:
+            for item in loader:
+                got[epoch].append(plain(item))
+                kind = events.pop((epoch, len(got[epoch])), None)
+                if kind is None:
+                    continue
+                self.plan.told.append(f"{kind} at {len(got[epoch])} of {epoch}")
+                if kind in ("state", "leave"):
+                    state = pickle.dumps(loader.state_dict())
+                    self.happened[kind] += 1
+                    if kind == "leave":
+                        self.leave(loader)
+                    return epoch, state
+                self.strike(loader, kind)
+            epoch += 1
+        return epoch, None
+
+    def leave(self, loader: DataLoader2[Any]) -> None:
+        """Main leaves the cluster: what was sent still comes, and then an error; and it joins it again."""
+        import ray
+
+        ray.shutdown()
+        if isinstance(loader.reading_service, RayReadingService):
+            with contextlib.suppress(WorkerExitedError, ConnectionError):
+                for _ in loader:
+                    pass
+        loader.shutdown()
+        join(self.machines)
+
+    def strike(self, loader: DataLoader2[Any], kind: str) -> None:
+        """Has something happen: now, or a moment later, beside what main does then."""
+        if kind == "call":
+            self.happened[kind] += 1
+            loader.reading_service._pause(as_it_is)
+            loader.reading_service._resume()
+        elif kind in ("raylet", "stop raylet", "node"):
+            self.happened[kind] += 1
+            self.strike_node(kind)
+        elif self.dice.random() < 0.5:
+            self.strike_process(loader, kind)
+        else:
+            later = threading.Timer(MOMENT * self.dice.random(), self.strike_process, (loader, kind))
+            later.daemon = True
+            later.start()
+            self.later.append(later)
+
+    def strike_node(self, kind: str) -> None:
+        victim = self.dice.choice([one for one in self.machines.worker_nodes if one is not None])
+        if kind != "node":
+            os.kill(raylet_of(victim), signal.SIGKILL if kind == "raylet" else signal.SIGSTOP)
+        if kind == "stop raylet":
+            self.machines.worker_nodes.remove(victim)
+            gone = threading.Timer(DEAF, victim.kill_all_processes, (), {"check_alive": False, "allow_graceful": False})
+            gone.start()
+        else:
+            self.machines.remove_node(victim, allow_graceful=False)
+        add(self.machines, num_cpus=2)
+
+    def strike_process(self, loader: DataLoader2[Any], kind: str) -> None:
+        processes = loader.reading_service.engine_processes()._processes
+        up = [one for one in processes if getattr(one, "about", None) is not None and not one.ended]
+        here = [one for one in processes if isinstance(one, DispatchingChild) and not one.ended]
+        if not up or (kind == "dispatcher" and not here):  # workers here: one that dies is an error
+            return
+        self.happened[kind] += 1
+        about = self.dice.choice(up).about
+        pid = here[0].pid if kind == "dispatcher" else about.host if "actor" in kind else about.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP if kind.startswith("stop") else signal.SIGKILL)
+
+
+def check(plan: Plan, machines: Any, happened: Counter[str]) -> int:
+    """Carries a plan out on a cluster; how many deaths there were."""
+    usual = snapshots.cadence
+    if plan.cadence is not None:
+        snapshots.cadence = lambda count: plan.cadence  # type: ignore[assignment]
+    try:
+        return Run(plan, machines, happened).check()
+    finally:
+        snapshots.cadence = usual
+
+
+def main() -> int:
+    options = parser_of(__doc__).parse_args()
+    happened: Counter[str] = Counter()
+    with nodes(NODES) as machines:
+
+        def watched(plan: Plan) -> int:
+            faulthandler.dump_traceback_later(PATIENCE, exit=True)
+            began, before = time.monotonic(), Counter(happened)
+            try:
+                return check(plan, machines, happened)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                took, new = time.monotonic() - began, dict(happened - before)
+                print(f"{time.strftime('%H:%M:%S')} seed {plan.seed}: {took:.1f} s, {new}", flush=True)
+
+        failed = drive(options, plan_of, watched, "deaths")
+    print(f"in all: {dict(happened)}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
