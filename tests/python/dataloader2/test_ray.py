@@ -16,6 +16,7 @@ import pytest
 
 import torchdata
 from hanging import Hanging
+from process_checks import MULTIPROCESSING
 from ray_cluster import cluster, needs_ray, numbered, of_ray, reading
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.cluster import Cluster
