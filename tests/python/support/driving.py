@@ -31,6 +31,7 @@ def drive(options: argparse.Namespace, plan_of: Callable[[int], Any], check: Cal
         noun: what is counted.
     """
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("always", ".* did not end within .*")  # a process is left behind then
     started, failed, seed, count = time.monotonic(), [], options.seed, 0
     while time.monotonic() - started < options.seconds:
         if options.runs is not None and seed >= options.seed + options.runs:

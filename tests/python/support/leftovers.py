@@ -128,6 +128,14 @@ def state(pid):
         return "X"
 
 
+def told(pid):
+    """What is to be said of a process that is left behind: its number, state, parent, threads and command."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]
+    return f"{pid} {kept} {cmdline(pid)!r}".replace("\\t", " ")
+
+
 def is_gone(pid):
     """Whether a process has ended; a zombie that nobody has waited for yet counts as ended."""
     return state(pid) in "ZX"

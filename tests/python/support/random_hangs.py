@@ -18,7 +18,7 @@ from typing import Any
 
 from driving import drive, parser_of
 from hanging import WAYS, Hanging
-from leftovers import children
+from leftovers import children, told
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from torchdata.nodes import IterableWrapper as Node
@@ -163,7 +163,7 @@ def check(plan: Plan) -> int:
     deadline = time.monotonic() + GONE
     while (left := set(children()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not left, f"processes were left behind: {left}"
+    assert not left, f"processes were left behind: {[told(pid) for pid in left]}"
     return hung
 
 
