@@ -308,7 +308,7 @@ def test_a_restored_map_reads_its_source_again_with_the_same_seeds():
 
 def test_every_public_map_pipe_is_covered_here():
     tested = {name.split(",")[0] for name in PIPES} | {"IndexSampler", "Shuffler", "MapDataPipe"}
-    assert tested == set(map_pipes.__all__)
+    assert tested == {name for name in map_pipes.__all__ if isinstance(getattr(map_pipes, name), type)}
 
 
 class Endless:

@@ -127,6 +127,7 @@ def test_no_pipe_is_missing_from_random_graphs() -> None:
     # Some classes return pipes of other classes when they are called; the rows of those have the name of the form.
     for base, module in ((IterDataPipe, iter_pipes), (MapDataPipe, map_pipes)):
         forms = {getattr(form, "__wrapped__", form).__name__: name for name, form in base.functions.items()}
-        public = {name for name in module.__all__ if issubclass(getattr(module, name), base)} - {base.__name__}
+        classes = {name: value for name in module.__all__ if isinstance(value := getattr(module, name), type)}
+        public = {name for name, value in classes.items() if issubclass(value, base)} - {base.__name__}
         lacking = {name for name in public - found if f"row {forms.get(name)}" not in OVER_ONE | THREADED}
         assert lacking == (ELSEWHERE if base is IterDataPipe else set())
