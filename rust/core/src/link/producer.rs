@@ -382,11 +382,6 @@ impl Producer {
         }
     }
 
-    /// Goes on after a wait for leave.
-    pub fn resumed(&mut self) {
-        self.wake.resumed();
-    }
-
     /// Wakes the consumer if it sleeps, whatever it sleeps for.
     fn ring(&mut self) {
         if self.wake.ring(&self.peer) {

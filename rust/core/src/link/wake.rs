@@ -35,12 +35,6 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Notes that the producer goes on after a wait for leave: that no item was published meanwhile says nothing of how
-    /// fast it is.
-    pub fn resumed(&mut self) {
-        self.last = Some(Instant::now());
-    }
-
     /// To be called after each published item; whether somebody was woken. `wanted` tells whether a sleeper waits for
     /// items of this producer.
     #[inline]

@@ -221,10 +221,6 @@ impl Outlet {
             };
             let ready = || allows() || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
-            match deal {
-                Deal::WaitForAny => producers.iter_mut().for_each(Producer::resumed),
-                _ => producers[target].resumed(),
-            }
             if let Some(began) = traced {
                 origin.waited(Kind::WaitForRoom, began, target);
             }
