@@ -93,12 +93,16 @@ def cluster(**options: Any) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, **more: str) -> Iterator[Any]:
-    """A cluster of so many nodes on this machine beside the first one, which has no processors for workers."""
+    """A cluster of so many nodes on this machine beside the first one, which has no processors for workers.
+
+    It is ended here, and by no exit handler: that would run in children forked by later tests, and crash there.
+    """
     with environment(**more):
         import ray
         from ray.cluster_utils import Cluster
 
-        made = _patiently(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS}))
+        head = {"num_cpus": 0, **OPTIONS}
+        made = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False))
         try:
             for _ in range(count):
                 add(made, num_cpus=2)
