@@ -29,6 +29,8 @@ from process_checks import (  # noqa: F401
     wait_for,
     with_methods,
 )
+from torchdata._engine.processes import shutdown
+from torchdata._engine.processes.process import ChildProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -427,3 +429,23 @@ def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(
     ):
         list(dl)
     assert len(started) == 2
+
+
+def test_a_child_that_ends_after_its_loader_was_done_with_it_is_reaped_by_the_next_one_that_ends(monkeypatch):
+    with monkeypatch.context() as stuck:  # SIGKILL does nothing yet, as in a file system that does not answer
+        stuck.setattr(shutdown, "ASKED", 0.0)
+        stuck.setattr(shutdown, "KILLED", 0.0)
+        stuck.setattr(ChildProcess, "kill", lambda _child: None)
+        dl = loader(IterableWrapper(range(9)).sharding_filter(), 1)
+        next(iter(dl))
+        (pid,) = dl.reading_service._children.pids
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.warns(RuntimeWarning, match=rf"worker process 0 \(pid {pid}\) did not end within"):
+            dl.shutdown()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with loader(IterableWrapper(range(9)).sharding_filter(), 1) as dl:
+        assert list(dl) == list(range(9))
+    assert is_gone(pid)
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

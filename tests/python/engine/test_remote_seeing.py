@@ -19,7 +19,7 @@ from ray_cluster import array, double, numbered, reading
 from torchdata._observe.outside.attaching import attach
 from torchdata._observe.outside.stalls import StallWarning
 from torchdata._observe.outside.top import print_once
-from torchdata._observe.stats.model import LoaderStats
+from torchdata._observe.stats.model import LoaderStats, ProcessStats
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -39,6 +39,12 @@ def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
     """The statistics, once so many items of the workers are counted."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
+
+
+def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
+    """A worker's statistics, once its window is full and its host has told all that it counted."""
+    wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
+    return loader.stats().workers[worker]
 
 
 def test_counts_of_a_worker_elsewhere_are_those_of_one_here_and_name_its_place() -> None:
@@ -86,8 +92,7 @@ def test_the_counts_of_a_worker_that_died_stay_and_those_of_the_next_one_are_add
         loader.seed(5)
         for number, _ in enumerate(loader):
             if number == 600:
-                wait_for(lambda: loader.stats().workers[1].items > 200)
-                before = loader.stats().workers[1]
+                before = at_rest(loader, 1, 300)
                 loader.reading_service.made.actors[1].cut()
         wait_for(lambda: loader.stats().workers[1].restarts == 1)
         after = all_seen(loader, 2000).workers[1]

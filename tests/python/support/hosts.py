@@ -15,7 +15,7 @@ import pytest
 from process_checks import shared_mappings, wait_for
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.dispatching import DispatchingChild, pickled
-from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
+from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup, Told
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._observe.trace.carried import Piece
@@ -52,8 +52,8 @@ class LocalActor:
     def begin(self) -> Future[About]:
         return self._call("pull0", self.host.begin)
 
-    def tell(self, lane: int, *told: Any) -> None:
-        self._call(f"tell{lane}", self.host.tell, lane, *told)
+    def tell(self, lane: int, told: Told) -> None:
+        self._call(f"tell{lane}", self.host.tell, lane, told)
 
     def end_log(self, number: int, position: int) -> Future[Piece | None]:
         return self._call("look", self.host.end_log, number, position)

@@ -103,9 +103,8 @@ class Shutdown:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            for child in children:
-                if child.ended:
-                    child.close()
+            _late.update(children)
+            _close_ended()
             self._children.clear()
             self._controls.clear()
             self.commanders.clear()
@@ -132,6 +131,17 @@ class Shutdown:
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
+
+
+#: Children that had not ended when their loader was done with them: the next one that ends reaps them.
+_late: set[ChildProcess] = set()
+
+
+def _close_ended() -> None:
+    for child in list(_late):
+        if child.ended:
+            child.close()
+            _late.discard(child)
 
 
 #: Those of this process that were not run to their end.

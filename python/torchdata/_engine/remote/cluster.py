@@ -16,7 +16,7 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import end_before_others
 from torchdata._engine.remote.dispatching import DispatchingChild, pickled
-from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup
+from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup, Told
 from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
@@ -198,17 +198,8 @@ class _Actor:
         begun: Future[About] = self._call("begin").future()
         return begun
 
-    def tell(
-        self,
-        lane: int,
-        number: int,
-        words: list[int] | None,
-        frame: list[Any],
-        holds: bool,
-        sent: int,
-        log: tuple[int, int] | None,
-    ) -> None:
-        self._call("tell", lane, number, words, frame, holds, sent, log, group=f"tell{lane}")
+    def tell(self, lane: int, told: Told) -> None:
+        self._call("tell", lane, told, group=f"tell{lane}")
 
     def end_log(self, number: int, position: int) -> Future[Piece | None]:
         ended: Future[Piece | None] = self._call("end_log", number, position, group="look").future()

@@ -38,7 +38,7 @@ from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 from torchdata._observe.trace.carried import KeptLog, Piece
 
-__all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "apart", "bytes_of", "versions"]
+__all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
 #: Seconds after which a pull returns though there is nothing: each side hears that the other one lives.
 PULSE = 1.0
@@ -140,6 +140,27 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What main tells a host.
+
+    Args:
+        number: the how manieth call of its lane it is, from 0.
+        words: the latest words; None: they are as before.
+        frame: commands, or what is dispatched.
+        holds: whether units are to be held back, as main has no room for more.
+        log: number and capacity of a log that the worker is to write from the next epoch on, if it is a new one.
+        sent: when, in nanoseconds of main's clock.
+    """
+
+    number: int
+    words: list[int] | None
+    frame: list[Any]
+    holds: bool
+    log: tuple[int, int] | None = None
+    sent: int = field(default_factory=time.monotonic_ns)
+
+
+@dataclass(frozen=True)
 class Pulled:
     """What a pull has brought.
 
@@ -192,7 +213,7 @@ class _Lane:
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
         self.carrier = Carrier(inbound, outbound, bells, own, WORKER)
         self._told, self._pulled = 0, 0
-        self._early: dict[int, tuple[list[int] | None, list[Any], bool]] = {}
+        self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: Bytes of these; put by one thread and taken by another.
@@ -202,22 +223,22 @@ class _Lane:
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
-    def tell(self, number: int, words: list[int] | None, frame: list[Any], holds: bool) -> None:
+    def tell(self, told: Told) -> None:
         """See `Host.tell`."""
         with self._telling:
-            self._early[number] = words, frame, holds
+            self._early[told.number] = told
             while (earliest := self._early.pop(self._told, None)) is not None:
                 self._told += 1
-                self._hear(*earliest)
+                self._hear(earliest)
 
-    def _hear(self, words: list[int] | None, frame: list[Any], holds: bool) -> None:
-        if words is not None:
-            self.carrier.put_words(words)
-        if frame:
-            self._came += bytes_of(frame)
-            self._frames.put(frame)
-        if holds != self.holds:
-            self.holds = holds
+    def _hear(self, told: Told) -> None:
+        if told.words is not None:
+            self.carrier.put_words(told.words)
+        if told.frame:
+            self._came += bytes_of(told.frame)
+            self._frames.put(told.frame)
+        if told.holds != self.holds:
+            self.holds = told.holds
             self.carrier.ring()
 
     def _pass_on(self) -> None:
@@ -336,34 +357,20 @@ class Host:
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
-    def tell(
-        self,
-        lane: int,
-        number: int,
-        words: list[int] | None,
-        frame: list[Any],
-        holds: bool,
-        sent: int,
-        log: tuple[int, int] | None,
-    ) -> None:
+    def tell(self, lane: int, told: Told) -> None:
         """Passes main's words on to the worker, and units as it has room for them.
 
         Args:
             lane: 0 for commands and what the worker sends, 1 for what is dispatched to it.
-            number: the how manieth call of that lane it is, from 0.
-            words: the latest words; None: they are as before.
-            frame: commands, or what is dispatched.
-            holds: whether units are to be held back, as main has no room for more.
-            sent: when, in nanoseconds of main's clock.
-            log: number and capacity of a log that the worker is to write from the next epoch on, if it is a new one.
+            told: what main tells.
         """
         self._heard = time.monotonic()
-        if log is not None:
+        if told.log is not None:
             with contextlib.suppress(OSError):  # no memory: the epoch goes on without
-                self._log = KeptLog(*log)
+                self._log = KeptLog(*told.log)
         if self._log is not None:
-            self._log.hear(sent)
-        self._lanes[lane].tell(number, words, frame, holds)
+            self._log.hear(told.sent)
+        self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
         """Gives what the worker has sent, as soon as there is anything.

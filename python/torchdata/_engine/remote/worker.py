@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.remote.host import About, Pulled, Seen, apart, bytes_of, versions
+from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, bytes_of, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
@@ -56,16 +56,7 @@ class Actor(Protocol):
 
     def begin(self) -> Future[About]: ...
 
-    def tell(
-        self,
-        lane: int,
-        number: int,
-        words: list[int] | None,
-        frame: list[Any],
-        holds: bool,
-        sent: int,
-        log: tuple[int, int] | None,
-    ) -> None: ...
+    def tell(self, lane: int, told: Told) -> None: ...
 
     def end_log(self, number: int, position: int) -> Future[Piece | None]: ...
 
@@ -396,7 +387,7 @@ class _Lane:
             log = self._log()
             if words is not None or units or holds != arrived.is_much or log is not None:
                 holds = arrived.is_much
-                actor.tell(number, told, words, apart(units), holds, time.monotonic_ns(), log)
+                actor.tell(number, Told(told, words, apart(units), holds, log))
                 told += 1
             while len(pulls) < AHEAD:
                 pull = actor.pull(number, self._most)
