@@ -52,7 +52,7 @@ test: say-test setup test-rust ## Every check that a change must pass; CI runs t
 
 .PHONY: all-of-processes lint-and-loom
 all-of-processes:
-	$(MAKE) --jobs=1 --no-print-directory test-alone test-portable
+	$(MAKE) --jobs=1 --no-print-directory test-alone test-ray test-portable
 lint-and-loom:
 	nice -n 19 $(MAKE) --jobs=1 --no-print-directory lint test-loom
 
@@ -180,17 +180,19 @@ PYTEST = $(BIN)/python -m pytest --junitxml=$(RAN)
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
-	$(MAKE) --jobs=2 --no-print-directory test-alone test-beside
+	$(MAKE) --jobs=2 --no-print-directory all-of-processes test-beside
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 # Tests of processes mostly wait, so three files of them run side by side; some watch the clock, so the others give way.
-.PHONY: test-alone test-beside
+.PHONY: test-alone test-ray test-beside
 test-alone: setup
 	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
 test-beside: setup
-	nice -n 10 $(PYTEST)/beside.xml -n 2 -m 'not alone'
+	nice -n 10 $(PYTEST)/beside.xml -n 2 -m 'not alone and not ray'
+test-ray: setup
+	$(PYTEST)/ray.xml -n 2 --dist loadfile -m ray
 
 .PHONY: test-unit
 test-unit: setup ## Those of them in files that start no process

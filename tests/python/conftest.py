@@ -73,14 +73,19 @@ def runs_alone(path: Path) -> bool:
     return path.stem.startswith(ALONE) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
+def is_of_ray(path: Path) -> bool:
+    """Whether the file has tests that start clusters of Ray."""
+    return "*of_ray" in path.read_text(encoding="utf-8")
+
+
 def is_unit(path: Path) -> bool:
     """Whether the file has tests that start no process."""
-    return not runs_alone(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
+    return not runs_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves files out that have no test of the kind that is wanted: their imports take longer than the tests."""
-    has_some = {"alone": runs_alone, "unit": is_unit}.get(config.option.markexpr)
+    has_some = {"alone": runs_alone, "ray": is_of_ray, "unit": is_unit}.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
     return None if has_some(collection_path) else True

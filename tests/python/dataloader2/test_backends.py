@@ -28,7 +28,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:going on from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),

@@ -31,7 +31,6 @@ from trace_checks import read_trace
 from waiting import wait_for
 
 pytestmark = [
-    pytest.mark.alone,
     # On a busy machine.
     pytest.mark.filterwarnings("ignore:going on from this state"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),

@@ -23,7 +23,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
     pytest.mark.filterwarnings("ignore:going on from this state"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
@@ -116,6 +115,20 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
     ):
         assert list(read(loader)) == list(range(1200))
     wait_for(lambda: is_gone(deaf[0].pid) and is_gone(deaf[0].host))
+
+
+def test_an_actor_that_is_stopped_is_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
+    pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
+    with DataLoader2(pipe, reading_service=remote(timeout=3.0)) as loader:
+        got = []
+        with pytest.raises(TimeoutError, match=r"no item came from worker process 1 .* within 3 s"):
+            for item in loader:
+                got.append(item)
+                if len(got) == 50:
+                    deaf = about(loader)[1]
+                    os.kill(deaf.host, signal.SIGSTOP)
+        assert got == list(range(len(got)))
+    wait_for(lambda: is_gone(deaf.pid) and is_gone(deaf.host))
 
 
 @pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", False), ("restart", True)])

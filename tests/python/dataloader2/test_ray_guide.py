@@ -16,7 +16,7 @@ from ray_cluster import needs_ray, of_ray
 pytest.importorskip("pandas", reason="Ray Data needs pandas, of the parquet extra")
 pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet extra")
 
-pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
+pytestmark = [needs_ray, *of_ray]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
 #: Starts a cluster and runs what is given as the program's own, in a process that ends with all that Ray Train leaves.
 PROGRAM = """

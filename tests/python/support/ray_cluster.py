@@ -24,8 +24,10 @@ needs_ray = pytest.mark.skipif(
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
+#: Such a file runs in a process of its own: what Ray leaves in one crashes in children that later tests fork.
 #: What Ray and its libraries warn of as they are imported and end is theirs.
 of_ray = [
+    pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

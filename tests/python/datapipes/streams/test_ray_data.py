@@ -23,7 +23,7 @@ from torchdata.dataloader2 import (  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.map import ArrowParts, from_ray_data  # noqa: E402
 
-pytestmark = [pytest.mark.alone, needs_ray, *of_ray]
+pytestmark = [needs_ray, *of_ray]
 
 ROWS, BLOCKS = 60, 7
 
