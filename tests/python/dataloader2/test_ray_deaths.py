@@ -121,7 +121,7 @@ def test_an_actor_that_is_stopped_is_an_error_after_the_timeout_and_ends_with_th
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
     with DataLoader2(pipe, reading_service=remote(timeout=3.0)) as loader:
         got = []
-        with pytest.raises(TimeoutError, match=r"no item came from worker process 1 .* within 3 s"):
+        with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 3 s"):
             for item in loader:
                 got.append(item)
                 if len(got) == 50:
@@ -212,7 +212,7 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
 
 
 # A minute of what `ray_deaths` does by hand for hours.
-@pytest.mark.parametrize("seed", [300, 301])
+@pytest.mark.parametrize("seed", [300])
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_and_whatever_dies_at_random_nothing_is_lost_or_comes_twice(machines: Any, seed: int) -> None:
     assert ray_deaths.check(ray_deaths.plan_of(seed), machines, Counter()) > 0
