@@ -237,6 +237,31 @@ class Raises:
         raise ValueError(number)
 
 
+class Rings:
+    """Has a signal come while it is pickled."""
+
+    def __call__(self, x):
+        return x
+
+    def __getstate__(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return {}
+
+
+def raises(number, _frame):
+    raise ValueError(number)
+
+
+@pytest.mark.parametrize("handler", [raises, Raises(), Raises().__call__], ids=["function", "object", "method"])
+def test_what_a_handler_raises_while_a_pipeline_is_pickled_is_heard(handler):
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(ValueError, match=str(int(signal.SIGUSR1))):
+            loader(IterableWrapper(range(3)).sharding_filter().map(Rings()))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.fixture
 def raising():
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)

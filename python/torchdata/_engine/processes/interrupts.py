@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,15 @@ from typing import Any
 
 from torchdata._native import take_no_notice
 
-__all__ = ["InterruptsDeferred", "MainSignals", "StartGivenUp", "block_all", "interrupt_waits", "interrupts_blocked"]
+__all__ = [
+    "InterruptsDeferred",
+    "MainSignals",
+    "StartGivenUp",
+    "block_all",
+    "interrupt_waits",
+    "interrupts_blocked",
+    "is_of_handler",
+]
 
 #: Seconds between two looks at whether the main thread has left what must not be interrupted.
 LATER = 0.001
@@ -54,6 +63,14 @@ class StartGivenUp(Exception):
 def _handled() -> list[int]:
     """Signals that this process handles in Python."""
     return [number for number in _CAN_BE_HELD if callable(signal.getsignal(number))]
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether an exception has come out of a signal handler: a function, a method or an object that is called."""
+    handlers: list[Any] = [signal.getsignal(number) for number in _handled()]
+    functions = [getattr(one, "__func__", one) for one in (*handlers, *(type(one).__call__ for one in handlers))]
+    codes = {getattr(function, "__code__", None) for function in functions}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class InterruptsDeferred:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -47,7 +48,9 @@ class Snapshot:
         self._kept: Any = None
         try:
             self._pickled = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception:  # whatever a user's __getstate__ raises; the second way decides
+        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+            if is_of_handler(error):
+                raise
             self._kept = _deep_copy(obj)
 
     def copy(self) -> Any:
