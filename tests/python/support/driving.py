@@ -9,6 +9,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+#: Seconds between two lines that say how far a driver is.
+SAID = 60.0
+
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
     """The options of all of them."""
@@ -33,6 +36,7 @@ def drive(options: argparse.Namespace, plan_of: Callable[[int], Any], check: Cal
     warnings.simplefilter("ignore")
     warnings.filterwarnings("always", ".* did not end within .*")  # a process is left behind then
     started, failed, seed, count = time.monotonic(), [], options.seed, 0
+    said = started
     while time.monotonic() - started < options.seconds:
         if options.runs is not None and seed >= options.seed + options.runs:
             break
@@ -45,5 +49,8 @@ def drive(options: argparse.Namespace, plan_of: Callable[[int], Any], check: Cal
             failed.append(seed)
             print(plan, traceback.format_exc()[-1500:], sep="\n", flush=True)
         seed += 1
+        if time.monotonic() > said + SAID:  # a driver that is ended has told what it did
+            said = time.monotonic()
+            print(f"so far {seed - options.seed} runs, {count} {noun}; {len(failed)} failed", flush=True)
     print(f"{seed - options.seed} runs, {count} {noun}; {len(failed)} failed: {failed}")
     return 1 if failed else 0
