@@ -19,8 +19,14 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// What this process knows about giving turns away before the first sleep.
 static TURNS: Turns = Turns::new();
 
-/// Whether more threads of this machine run, or want to, than a loader has processes; so it is if nobody tells.
+/// Turns among more processes than this last long by themselves: each has its own.
+const FEW: usize = 32;
+
+/// Whether more threads of this machine run, or want to, than a loader of few processes has; so it is if nobody tells.
 fn are_strangers(processes: usize) -> bool {
+    if processes > FEW {
+        return false;
+    }
     let told = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let running = told.split(' ').nth(3).and_then(|threads| threads.split('/').next()?.parse::<usize>().ok());
     running.is_none_or(|running| running > processes)
