@@ -9,8 +9,7 @@ const MILLI: u64 = 1_000_000;
 /// Waits one after the other on a clock of their own.
 struct Waiter {
     turns: Turns,
-    /// Whether other programs want the core.
-    beside: bool,
+    processes: usize,
     now: u64,
     /// How long all turns have lasted, and how many waits gave none away.
     given: u64,
@@ -19,7 +18,7 @@ struct Waiter {
 
 impl Waiter {
     fn new() -> Self {
-        Self { turns: Turns::new(), beside: true, now: 5 * MILLI, given: 0, without: 0 }
+        Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
     /// A wait in which turn number `helps` ends it, if so many are given, and each lasts for `turn`. Otherwise it sleeps
@@ -31,7 +30,7 @@ impl Waiter {
             let began = self.now;
             self.now += turn;
             self.given += turn;
-            let goes_on = self.turns.given(began, self.now, || self.beside);
+            let goes_on = self.turns.given(began, self.now, self.processes);
             if helps == Some(number) {
                 return self.turns.helped();
             }
@@ -59,13 +58,13 @@ fn turns_that_help_are_given_for_ever() {
 }
 
 #[test]
-fn turns_without_strangers_may_last_as_long_as_they_like() {
-    for beside in [true, false] {
-        let mut waiter = Waiter { beside, ..Waiter::new() };
+fn turns_of_many_processes_may_last_as_long_as_they_like() {
+    for (processes, gives_up) in [(3, true), (257, false)] {
+        let mut waiter = Waiter { processes, ..Waiter::new() };
         for _ in 0..1_000 {
             waiter.wait(5 * MILLI, Some(0), 0);
         }
-        assert_eq!(waiter.without > 0, beside);
+        assert_eq!(waiter.without > 0, gives_up);
     }
 }
 

@@ -20,10 +20,11 @@ const TRY_AGAIN: u32 = 16;
 /// A sleep that ends sooner was one too many: the next wait gives all turns away.
 const NEAR: u64 = 50_000;
 
-/// A turn that lasts as long as this went to a stranger, if there is one. With up to 64 workers on 2 cores those in which
-/// others of the loader run last 0.1 to 0.5 ms, and those that a busy loop takes 2 to 8. A host that takes the core from
-/// a virtual machine makes a turn as long, and so do 256 workers until each has had its own.
+/// A turn that lasts as long as this went to a stranger. With up to 64 workers on 2 cores those in which others of the
+/// loader run last 0.1 to 0.5 ms, and those that a busy loop takes 2 to 8.
 const STRANGE: u64 = 1_500_000;
+/// More processes than this take as long themselves until each has had its turn, and leave a stranger a small share.
+const FEW: usize = 32;
 /// What a stranger's turn costs, in turns: so many times its length of other time pays it back.
 const PRICE: u64 = 8;
 /// How much may be owed.
@@ -68,11 +69,11 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Notes a turn that was given away from `began` to `now`; whether the wait may give further ones. Behind a long one
-    /// `are_strangers` tells whether there are any that want to run.
-    pub fn given(&self, began: u64, now: u64, are_strangers: impl FnOnce() -> bool) -> bool {
+    /// Notes a turn that was given away from `began` to `now`, in a loader of so many processes; whether the wait may
+    /// give further ones.
+    pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
-        if took < STRANGE || !are_strangers() {
+        if took < STRANGE || processes > FEW {
             return true;
         }
         let paid = self.paid.load(Relaxed).max(now) + took * PRICE;

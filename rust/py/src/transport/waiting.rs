@@ -19,19 +19,6 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// What this process knows about giving turns away before the first sleep.
 static TURNS: Turns = Turns::new();
 
-/// Turns among more processes than this last long by themselves: each has its own.
-const FEW: usize = 32;
-
-/// Whether more threads of this machine run, or want to, than a loader of few processes has; so it is if nobody tells.
-fn are_strangers(processes: usize) -> bool {
-    if processes > FEW {
-        return false;
-    }
-    let told = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let running = told.split(' ').nth(3).and_then(|threads| threads.split('/').next()?.parse::<usize>().ok());
-    running.is_none_or(|running| running > processes)
-}
-
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
 /// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each
@@ -70,7 +57,7 @@ pub fn wait_among(
     for _ in 0..turns {
         py.detach(std::thread::yield_now);
         let began = std::mem::replace(&mut now, nanoseconds());
-        let goes_on = TURNS.given(began, now, || are_strangers(processes));
+        let goes_on = TURNS.given(began, now, processes);
         if ready() {
             TURNS.helped();
             return Ok(());
