@@ -175,7 +175,8 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee $(RAN)/loom.log
 	@$(call some_ran,$(RAN)/loom.log)
 
-PYTEST = $(BIN)/python -m pytest --junitxml=$(RAN)
+# A process of tests that crashes is not started again: the test that did it would run, and crash, in each new one.
+PYTEST = $(BIN)/python -m pytest --max-worker-restart=0 --junitxml=$(RAN)
 
 .PHONY: test-python
 test-python: setup ## The facade: pytest

@@ -36,8 +36,13 @@ of_ray = [
 
 
 #: Ray's settings: no token is asked for; actors do not give way to all else on a busy machine, where they would not be
-#: up in time; and no process is started before it is wanted, which a driver would wait for.
-_SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+#: up in time; no process is started before it is wanted, which a driver would wait for; and nobody is told of its use.
+_SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 @contextmanager

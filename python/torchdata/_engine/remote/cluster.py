@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from torchdata._engine.processes.process import ChildProcess
@@ -65,6 +67,8 @@ class Cluster:
         end_before_others()
         if not ray.is_initialized():
             _join(ray)
+        #: Held by Ray itself while the program enters or leaves a cluster.
+        self.door: threading.RLock = ray._private.worker._connect_or_shutdown_lock
         #: Ray's number of the program's stay in the cluster: who leaves and comes back has another one, and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
@@ -98,16 +102,22 @@ class Cluster:
 
     def spans_machines(self) -> bool:
         """Whether it has machines beside this one."""
-        here = self._ray.util.get_node_ip_address()
-        return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
+        with self.stay():
+            here = self._ray.util.get_node_ip_address()
+            return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers are not up after so many seconds, once for all of them."""
+        """Warns that workers are not up after so many seconds, once for all of them.
+
+        Raises:
+            ConnectionError: the program has left the cluster.
+        """
         with self._telling:
-            if time.monotonic() - self._told_at < TOGETHER or self.is_left:
+            if time.monotonic() - self._told_at < TOGETHER:
                 return
             self._told_at = time.monotonic()
-            words = self._why_late(seconds)
+            with self.stay():
+                words = self._why_late(seconds)
         warn_in_thread(RuntimeWarning(words))
 
     def _why_late(self, seconds: float) -> str:
@@ -131,10 +141,26 @@ class Cluster:
     @property
     def is_left(self) -> bool:
         """Whether the program has left the cluster, perhaps for another stay, in which none of its objects is known."""
-        try:
-            return bool(self._context.get_job_id() != self._stay)
-        except RuntimeError:
-            return True
+        with self.door:
+            try:
+                return bool(self._context.get_job_id() != self._stay)
+            except RuntimeError:
+                return True
+
+    @contextmanager
+    def stay(self) -> Iterator[None]:
+        """Keeps the program in the cluster meanwhile, whichever thread wants to leave it.
+
+        Whatever calls Ray, or drops a reference of Ray's, does so in here: Ray ends a process of which one thread does
+        that while another one leaves.
+
+        Raises:
+            ConnectionError: the program has left the cluster.
+        """
+        with self.door:
+            if self.is_left:
+                raise ConnectionError(_LEFT)
+            yield
 
     def check(self) -> None:
         """Raises where nobody can be called any more.
@@ -142,8 +168,8 @@ class Cluster:
         Raises:
             ConnectionError: the program has left the cluster.
         """
-        if self.is_left:
-            raise ConnectionError(_LEFT)
+        with self.stay():
+            pass
 
     def host(self, setup: ChildSetup) -> _Actor:
         """Asks for a host, and does not wait for it.
@@ -151,9 +177,9 @@ class Cluster:
         Raises:
             ConnectionError: the program has left the cluster.
         """
-        self.check()
         assert isinstance(setup.program, Program)
-        handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
+        with self.stay():
+            handle = self._kind.remote(RemoteSetup.of(setup, self._budget), self._stored(setup.program))
         return _Actor(self, self._ray, handle)
 
     def _stored(self, program: Program) -> Any:
@@ -184,47 +210,60 @@ class _Actor:
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
+        #: What it was asked, and Ray's reference to each answer, which nobody else holds.
+        self._asked: list[tuple[Future[Any], Any]] = []
 
     def check(self) -> None:
         self._cluster.check()
 
     def _call(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls the host, and never enters a cluster: main may leave that in another thread, at any moment."""
-        self.check()
-        method = getattr(self._handle, name)
-        return _unhooked(type(method)._remote)(method, args, {}, concurrency_group=group)
+        return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
+
+    def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
+        """Calls the host: a future of what it answers.
+
+        Raises:
+            ConnectionError: the program has left the cluster.
+        """
+        with self._cluster.stay():
+            reference = self._call(name, *args, group=group)
+            answer = reference.future()
+            vars(answer).pop("object_ref", None)  # which would be dropped with the future, wherever that is
+            self._asked = [(one, its) for one, its in self._asked if not one.done()]
+            self._asked.append((answer, reference))
+        return answer
 
     def begin(self) -> Future[About]:
-        begun: Future[About] = self._call("begin").future()
+        begun: Future[About] = self._ask("begin")
         return begun
 
     def tell(self, lane: int, told: Told) -> None:
-        self._call("tell", lane, told, group=f"tell{lane}")
+        with self._cluster.stay():
+            self._call("tell", lane, told, group=f"tell{lane}")
 
     def end_log(self, number: int, position: int) -> Future[Piece | None]:
-        ended: Future[Piece | None] = self._call("end_log", number, position, group="look").future()
+        ended: Future[Piece | None] = self._ask("end_log", number, position, group="look")
         return ended
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
-        pulled: Future[Pulled] = self._call("pull", lane, most, group=f"pull{lane}").future()
+        pulled: Future[Pulled] = self._ask("pull", lane, most, group=f"pull{lane}")
         return pulled
 
     def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        stands: Future[tuple[str, str]] = self._call("stand", wakes, group="look").future()
+        stands: Future[tuple[str, str]] = self._ask("stand", wakes, group="look")
         return stands
 
     def end(self) -> Future[None]:
-        ended: Future[None] = self._call("end", group="look").future()
+        ended: Future[None] = self._ask("end", group="look")
         return ended
 
     def kill(self) -> None:
-        self.check()
-        _unhooked(self._ray.kill)(self._handle, no_restart=True)
+        with self._cluster.stay():
+            self._ray.kill(self._handle, no_restart=True)
 
-
-def _unhooked(function: Any) -> Any:
-    """A function of Ray's without its hook, by which a program that is in no cluster enters one."""
-    return getattr(function, "__wrapped__", function)
+    def let_go(self) -> None:
+        with self._cluster.door:
+            self._asked.clear()
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:

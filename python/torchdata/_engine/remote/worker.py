@@ -68,6 +68,9 @@ class Actor(Protocol):
 
     def kill(self) -> None: ...
 
+    def let_go(self) -> None:
+        """Drops what it holds of answers, which come no more."""
+
     @property
     def identity(self) -> str: ...
 
@@ -239,6 +242,8 @@ class RemoteWorker(ChildProcess):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOINED)
+        if self._actor is not None:
+            self._actor.let_go()
         self._ending.close()
         self._sign.close()
 
