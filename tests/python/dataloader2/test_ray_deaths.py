@@ -154,7 +154,7 @@ def test_a_program_that_leaves_the_cluster_is_told_so_and_begins_none(
 
 
 PROGRAM = """
-import os, sys, time
+import dataclasses, os, sys, threading, time
 import ray
 how = sys.argv[1]
 if how == "loses":
@@ -163,6 +163,7 @@ if how == "loses":
 else:
     ray.init(log_to_driver=False, logging_level="error")
 from ray_cluster import double, numbered
+from torchdata._engine.remote.host import Told
 from torchdata.dataloader2 import DataLoader2, RayReadingService, WorkerExitedError
 service = RayReadingService(1, ray_remote_args={"num_cpus": 0})
 loader = DataLoader2(numbered(1_000_000).map(double), reading_service=service)
@@ -175,13 +176,20 @@ if how == "exits":
     sys.exit(0)
 if how == "leaves":
     worker = ray._private.worker.global_worker
-    class Lingering:  # Ray's own part of main, gone but not forgotten: whoever calls it ends the process
+    class Lingering:  # Ray's own part of main is gone, and not forgotten: Ray ends the process of whoever calls it
         def __getattr__(self, name):
             return getattr(core, name)
         def shutdown_driver(self):
             core.shutdown_driver()
-            time.sleep(2.5)  # meanwhile the loader's threads hear of the end, and look around
+            time.sleep(3)
+    def slowly(told):  # a thread is in the middle of a call
+        calls.set()
+        time.sleep(1.5)
+        return Told, tuple(getattr(told, field.name) for field in dataclasses.fields(Told))
+    calls, Told.__reduce__ = threading.Event(), slowly
     core, worker.core_worker = worker.core_worker, Lingering()
+    while not calls.is_set():
+        next(iterator)
     ray.shutdown()
 try:
     for _ in iterator:
@@ -192,7 +200,7 @@ except WorkerExitedError as error:
 
 
 # With Ray's own hooks a program that is interrupted exits with code 1. Ray ends one that has lost the cluster's head.
-# It also ends one in which a thread calls Ray while main leaves the cluster: that says no more.
+# It also ends one in which a thread calls it while main leaves the cluster: that says no more.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [
