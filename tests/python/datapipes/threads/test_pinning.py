@@ -66,8 +66,8 @@ def marked(item: Any, device: Any) -> Any:
 
 
 def test_a_function_of_ones_own_is_called_in_a_thread_with_item_and_device() -> None:
-    pipe = IterableWrapper(range(4)).pin_memory(device="cuda:1", pin_memory_fn=marked)
-    assert list(pipe) == list(pipe) == [(item, "cuda:1", False) for item in range(4)]
+    pipe = IterableWrapper(range(4)).pin_memory(device="cuda:0", pin_memory_fn=marked)
+    assert list(pipe) == list(pipe) == [(item, "cuda:0", False) for item in range(4)]
     assert len(pipe) == 4
     assert not pipe.is_replicable()
 
