@@ -105,6 +105,12 @@ def test_a_cluster_of_this_machine_spans_no_others() -> None:
     assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
 
 
+def test_a_ray_without_the_lock_by_which_programs_leave_is_refused(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray._private.worker, "_connect_or_shutdown_lock")
+    with pytest.raises(ImportError, match=r"RayReadingService needs Ray 2\.49 or later, and this is \d"):
+        list(DataLoader2(numbered(3), reading_service=remote(1)))
+
+
 def test_workers_run_in_a_placement_group_and_in_an_environment_of_the_user_s(ray: Any) -> None:
     group = ray.util.placement_group([{"CPU": 0.5}] * WORKERS)
     ray.get(group.ready(), timeout=100)

@@ -50,6 +50,7 @@ class Cluster:
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
+        ImportError: it is too old.
         ConnectionError: no cluster runs.
     """
 
@@ -65,10 +66,10 @@ class Cluster:
     ) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
+        #: Held by Ray itself while the program enters or leaves a cluster.
+        self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Held by Ray itself while the program enters or leaves a cluster.
-        self.door: threading.RLock = ray._private.worker._connect_or_shutdown_lock
         #: Ray's number of the program's stay in the cluster: who leaves and comes back has another one, and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
@@ -275,6 +276,15 @@ def _demands(options: dict[str, Any]) -> dict[str, float]:
 
 def _in_words(resources: dict[str, float]) -> str:
     return f"{{{', '.join(f'{name}: {amount:g}' for name, amount in resources.items())}}}"
+
+
+def _door(ray: Any, needed_by: str) -> Any:
+    found = getattr(ray._private.worker, "_connect_or_shutdown_lock", None)
+    if found is None:
+        raise ImportError(
+            f"{needed_by} needs Ray 2.49 or later, and this is {ray.__version__}: pip install --upgrade 'ray>=2.49'"
+        )
+    return found
 
 
 def _join(ray: Any) -> None:
