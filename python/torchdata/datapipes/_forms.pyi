@@ -129,7 +129,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         size: int | tuple[int, int] | None = None,
         *,
-        crop: Literal["random"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
+        crop: Literal["random", "center"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
         flip: float = 0.0,
         mode: str = "RGB",
         layout: Literal["HWC", "CHW"] = "HWC",

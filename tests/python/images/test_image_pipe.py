@@ -23,7 +23,7 @@ from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
-from torchdata.images import decode, random_resized_crop
+from torchdata.images import center_crop, decode, random_resized_crop
 
 COUNT = 24
 
@@ -63,6 +63,17 @@ def test_broken_images_are_skipped_and_logged_by_name(tmp_path: Path) -> None:
     next(iter(pipe))
     load_state(other, save_state(pipe))
     assert [name for name, _ in other] == ["3.jpg"]
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_the_middle_is_taken_without_chance(flip: float) -> None:
+    content = jpeg(3)
+    want = decode(content, 9, crop=center_crop, flip=flip == 1)
+    for _ in range(2):
+        [pixels] = IterableWrapper([content]).decode_image(9, crop="center", flip=flip)
+        assert (pixels == want).all()
+    with pytest.raises(ValueError, match="write crop='center'"):
+        IterableWrapper([content]).decode_image(9, crop=center_crop)
 
 
 def test_items_are_images_or_hold_one(tmp_path: Path) -> None:

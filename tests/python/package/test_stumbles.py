@@ -66,8 +66,28 @@ def test_a_lister_that_found_a_file_says_nothing_of_folders(tmp_path: Path) -> N
         resumed = FileLister(str(tmp_path))
         load_state(resumed, saved)
         assert len(list(resumed)) == 1
-        (tmp_path / "empty").mkdir()
-        assert list(FileLister(str(tmp_path / "empty"))) == []
+
+
+def test_a_lister_that_finds_nothing_says_what_there_is(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=rf"^FileLister found no file in '{tmp_path}'$") as caught:
+        assert list(FileLister(str(tmp_path))) == []
+    assert caught[0].filename == __file__
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    words = r"^FileLister found no file that matches '\*\.JPG', but others, such as '.*[ab]\.jpg'$"
+    for root in (tmp_path, tmp_path / "a.jpg"):
+        with pytest.warns(UserWarning, match=words) as caught:
+            assert list(FileLister(str(root), "*.JPG")) == []
+        assert len(caught) == 1
+
+
+def test_a_wrong_keyword_of_a_form_is_answered_by_the_right_ones() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'size'") as caught:
+        IterableWrapper(range(3)).batch(size=2)
+    assert caught.value.__notes__ == [".batch() takes batch_size, drop_last, wrapper_class."]
+    with pytest.raises(TypeError) as caught:
+        IterableWrapper(range(3)).batch("2")
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize("form", ["load_from_tar", "load_from_zip", "decompress", "extract"])

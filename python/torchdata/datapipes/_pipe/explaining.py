@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torchdata._redacting import redact_error
 from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
 from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
+from torchdata.datapipes._pipe.state.record import existing_record
 
 __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
@@ -69,7 +70,9 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
-        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(yielded + 1)} item"
+        record = existing_record(datapipe)
+        number = yielded + (0 if record is None else sum(record.skipped.values())) + 1
+        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(number)} item"
     index = attributes_of(error).pop(_INDEX, None)
     if index is not None:
         did = f"{did}, of index {index}"

@@ -123,6 +123,8 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             return pipe(source_datapipe, *args, **kwargs)
         except Exception as error:
             fold(error)
+            if isinstance(error, TypeError):
+                _note_names(error, name, pipe, kwargs)
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
@@ -134,6 +136,17 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
         construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
     return construct
+
+
+def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any]) -> None:
+    """Notes what a form takes, if it was called with a name that is none of these."""
+    try:
+        _, *parameters = inspect.signature(pipe).parameters.values()
+    except ValueError:  # the constructor is written in C
+        return
+    names = [one.name for one in parameters]
+    if not keywords.keys() <= set(names) and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        error.add_note(f".{form}() takes {', '.join(names) or 'no argument'}.")
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:

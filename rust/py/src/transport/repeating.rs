@@ -173,6 +173,7 @@ impl Outlet {
 fn repeats_not(how: String) -> PyErr {
     PyRuntimeError::new_err(format!(
         "this pipeline does not repeat itself, so it cannot go on from the state: {how}. Its data, its functions or its random \
-         numbers have changed; load the state with strict=False to go on all the same, behind as many items"
+         numbers have changed, or PyTorch is loaded now and was not, or the other way round: `.collate()` makes tensors with it, and \
+         arrays without; load the state with strict=False to go on all the same, behind as many items"
     ))
 }

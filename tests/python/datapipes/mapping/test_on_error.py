@@ -85,6 +85,18 @@ def test_the_log_has_the_key_of_an_item(tmp_path):
     assert json.loads(line)["key"] == "two"
 
 
+def test_the_log_numbers_items_as_the_note_of_each_does(tmp_path):
+    pipe = numbers("0", "1", "a", "3", "b", "5", "c").map(int).on_error("skip", log=tmp_path / "log")
+    assert list(pipe) == [0, 1, 3, 5]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["item"] for line in lines] == [2, 4, 6]
+    assert [line["notes"][-1].rpartition("made ")[2] for line in lines] == [
+        "its 3rd item.",
+        "its 5th item.",
+        "its 7th item.",
+    ]
+
+
 def test_one_more_than_the_limit_is_an_error_with_a_table():
     pipe = numbers("1", "a", "2", "b", "3", "c").map(int).on_error("skip", limit=2)
     came = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
@@ -25,7 +25,7 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.images import random_resized_crop
+from torchdata.images import center_crop, random_resized_crop
 from torchdata.images._decoding import Request, decode_as
 
 __all__ = ["ImageDecoder"]
@@ -42,9 +42,10 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
     Args:
         datapipe: a pipe of images, or of items that hold one.
         size: how large each becomes: (height, width), or an integer for a square. None: as large as its crop.
-        crop: the part that is taken before resizing: "random" for one by `torchdata.images.random_resized_crop`; a
-            function of a generator (a `random.Random`), width and height that returns a box (left, top, right,
-            bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a box. None: all of it.
+        crop: the part that is taken before resizing: "random" for one by `torchdata.images.random_resized_crop`;
+            "center" for that of `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width
+            and height that returns a box (left, top, right, bottom), such as `functools.partial(random_resized_crop,
+            scale=(0.35, 1))`; or a box. None: all of it.
         flip: how probable it is that left and right change places, from 0 to 1.
         mode: "RGB", "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" or "CHW": channels last or first.
@@ -76,7 +77,9 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         datapipe: Iterable[Any],
         size: int | tuple[int, int] | None = None,
         *,
-        crop: Literal["random"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
+        crop: (
+            Literal["random", "center"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None
+        ) = None,
         flip: float = 0.0,
         mode: str = "RGB",
         layout: Literal["HWC", "CHW"] = "HWC",
@@ -94,8 +97,11 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         self.exif, self.truncated, self.as_tensor = exif, truncated, as_tensor
         self._request()
         if isinstance(crop, str):
-            if crop != "random":
-                raise ValueError(f"{name}: crop must be 'random', a function, a box or None, but got {crop!r}")
+            if crop not in ("random", "center"):
+                words = "'random', 'center', a function, a box or None"
+                raise ValueError(f"{name}: crop must be {words}, but got {crop!r}")
+        elif crop == cast("Any", center_crop):
+            raise ValueError(f"{name}: a function is called with a generator, width and height; write crop='center'")
         elif crop is not None and not isinstance(crop, (tuple, list)):
             check_callable(name, "crop", crop)
         if not 0 <= flip <= 1:
@@ -136,7 +142,8 @@ class _Decoder:
 
     def __init__(self, request: Request, crop: Any, flip: float, seed: int | None) -> None:
         self.request, self.flip, self.seed, self.number = request, flip, seed, 0
-        self.crop: Any = random_resized_crop if crop == "random" else crop
+        self.crop: Any = {"random": random_resized_crop, "center": center_crop}[crop] if isinstance(crop, str) else crop
+        self.draws = crop == "random" or callable(crop)
         self.rng = random.Random()
 
     def __call__(self, data: Any) -> Any:
@@ -145,7 +152,7 @@ class _Decoder:
         if self.seed is not None:
             rng.seed(self.seed << 64 | number)
             mirrored = self.flip > 0 and rng.random() < self.flip
-            if callable(crop):
+            if self.draws:
                 crop = partial(crop, rng)
         try:
             return decode_as(self.request, data, crop, mirrored)

@@ -45,7 +45,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
 
     Warns:
-        UserWarning: no file was found, but folders that are not entered without `recursive`.
+        UserWarning: no file was found: the masks match none, folders are not entered without `recursive`, or there is
+            nothing.
 
     Raises:
         FileNotFoundError: while iterating, a root does not exist.
@@ -60,8 +61,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
     #: The directory being listed, and how many of its names have been looked at.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: A folder that was not entered, the first one.
+    #: A folder that was not entered, and a file that was not wanted, the first ones.
     _passed_over: str | None = state(saved=False)
+    _unwanted: str | None = state(saved=False)
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:
         yield from self._walk()
+        root = None
         for root in roots:
             if not isinstance(root, (str, os.PathLike)):
                 raise TypeError(f"FileLister expects paths of directories or files, but got {shown(root)}")
@@ -99,22 +102,30 @@ class FileLister(GivenLength, IterDataPipe[str]):
             if os.path.isfile(root):
                 if self._wanted(os.path.basename(root)):
                     yield os.path.abspath(root) if self.abspath else root
+                elif self._unwanted is None:
+                    self._unwanted = root
             else:
                 self._pending = [root]
                 yield from self._walk()
-        if self._passed_over is not None and not token_of(self).yielded:
-            self._warn_of_folders(self._passed_over)
+        if root is not None and not token_of(self).yielded:
+            self._warn_of_nothing(root)
 
     def _drop_broken(self) -> None:
         """Lets go of a directory that cannot be listed."""
         self._directory = None
 
-    def _warn_of_folders(self, folder: str) -> None:
+    def _warn_of_nothing(self, root: str) -> None:
         kind = f"no file that matches {self.masks!r}" if self.masks else "no file"
-        warn_outside(
-            f"FileLister found {kind}, but folders that it did not enter, such as {shown(folder)}; "
-            "FileLister(..., recursive=True) lists what is in folders, too",
-        )
+        if self._passed_over is not None:
+            but = (
+                f", but folders that it did not enter, such as {shown(self._passed_over)}; "
+                "FileLister(..., recursive=True) lists what is in folders, too"
+            )
+        elif self._unwanted is not None:
+            but = f", but others, such as {shown(self._unwanted)}"
+        else:
+            but = f" in {shown(root)}"
+        warn_outside(f"FileLister found {kind}{but}")
 
     def _walk(self) -> Iterator[str]:
         while self._directory is not None or self._pending:
@@ -132,6 +143,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
                 self._names_seen += 1
                 if self._wanted(name):
                     yield os.path.join(shown, name)
+                elif self._unwanted is None:
+                    self._unwanted = os.path.join(directory, name)
             self._directory = None
 
     def _list(self, directory: str) -> tuple[list[str], list[str]]:
