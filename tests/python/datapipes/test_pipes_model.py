@@ -26,6 +26,7 @@ from torchdata.datapipes.state import is_restorable, load_state, save_state
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
+    pytest.mark.filterwarnings("ignore:FileLister found no file"),  # some folders have none, as in life
 ]
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixtu
 from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from ray_cluster import as_it_is, double, numbered, wide
 from torchdata._engine.remote import host as host_module
+from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.workers import epochs as epochs_module
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -31,6 +34,25 @@ pytestmark = [
 ]
 
 WORKERS = 2
+
+
+def test_what_an_answer_that_never_comes_would_call_holds_no_links() -> None:
+    class Carrier:
+        rung = 0
+
+        def ring(self) -> None:
+            self.rung += 1
+
+    carrier: Any = Carrier()
+    lane = worker_module._Lane(0, None, carrier, 1, lambda: True)  # type: ignore[arg-type]
+    ring = worker_module._ringing(lane)
+    ring(None)
+    assert carrier.rung == 1
+    held = weakref.ref(carrier)
+    del carrier, lane
+    gc.collect()
+    assert held() is None
+    ring(None)
 
 
 def test_large_arrays_come_whole_though_main_keeps_them_all() -> None:

@@ -264,7 +264,7 @@ class _Actor:
 
     def let_go(self) -> None:
         with self._cluster.door:
-            self._asked.clear()
+            self._asked = [] if self._cluster.is_left else [(one, its) for one, its in self._asked if not one.done()]
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:

@@ -16,6 +16,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -69,7 +70,7 @@ class Actor(Protocol):
     def kill(self) -> None: ...
 
     def let_go(self) -> None:
-        """Drops what it holds of answers, which come no more."""
+        """Drops what it holds of answers that have come, or come no more."""
 
     @property
     def identity(self) -> str: ...
@@ -339,7 +340,8 @@ class RemoteWorker(ChildProcess):
 
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker is up; None if it was killed before."""
-        begun.add_done_callback(lambda _: self._wake.set())
+        wake = self._wake
+        begun.add_done_callback(lambda _: wake.set())  # Ray may keep that for ever, and so no more than it needs
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
             if begun.done():
@@ -375,6 +377,10 @@ class _Lane:
         self._number, self._actor, self._carrier = number, actor, carrier
         self._most, self._goes_on, self._log = most, goes_on, log
 
+    def ring(self) -> None:
+        """Lets it look around."""
+        self._carrier.ring()
+
     def carry(self) -> Iterator[Pulled]:
         """Carries, and gives each pull that has come, after its words were shown and before its frame was put."""
         actor, carrier, number = self._actor, self._carrier, self._number
@@ -383,6 +389,7 @@ class _Lane:
         arrived = _Arrived(carrier, self._most)
         told = pulled = 0
         holds = is_full = False
+        ring = _ringing(self)
         while self._goes_on():
             actor.check()
             arrived.put()
@@ -397,7 +404,7 @@ class _Lane:
             while len(pulls) < AHEAD:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
-                pull.add_done_callback(_ringing(carrier))
+                pull.add_done_callback(ring)
             while pulls and pulls[0].done():
                 brought = pulls.popleft().result()
                 early[brought.number] = brought
@@ -455,9 +462,14 @@ class _Arrived:
         self._bytes = 0
 
 
-def _ringing(carrier: Carrier) -> Callable[[object], None]:
+def _ringing(lane: _Lane) -> Callable[[object], None]:
+    """Rings, as long as the lane is there: Ray keeps what an answer that never comes is to call."""
+    found = weakref.ref(lane)
+
     def ring(_: object) -> None:
-        carrier.ring()
+        lane = found()
+        if lane is not None:
+            lane.ring()
 
     return ring
 
