@@ -211,8 +211,8 @@ class _Actor:
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
-        #: What it was asked, and Ray's reference to each answer, which nobody else holds.
-        self._asked: list[tuple[Future[Any], Any]] = []
+        #: References to answers that have come, to be dropped in the cluster.
+        self._spent: list[Any] = []
 
     def check(self) -> None:
         self._cluster.check()
@@ -230,8 +230,8 @@ class _Actor:
             reference = self._call(name, *args, group=group)
             answer = reference.future()
             vars(answer).pop("object_ref", None)  # which would be dropped with the future, wherever that is
-            self._asked = [(one, its) for one, its in self._asked if not one.done()]
-            self._asked.append((answer, reference))
+            self._spent.clear()
+            _keep_until_done(answer, reference, self._spent)
         return answer
 
     def begin(self) -> Future[About]:
@@ -264,7 +264,16 @@ class _Actor:
 
     def let_go(self) -> None:
         with self._cluster.door:
-            self._asked = [] if self._cluster.is_left else [(one, its) for one, its in self._asked if not one.done()]
+            self._spent.clear()
+
+
+def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
+    """Keeps a reference until its answer has come, and then among those that are spent.
+
+    Ray ends a process that drops one while its answer is under way.
+    """
+    held = [reference]
+    answer.add_done_callback(lambda _: spent.append(held.pop()))
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Actor(Protocol):
     def kill(self) -> None: ...
 
     def let_go(self) -> None:
-        """Drops what it holds of answers that have come, or come no more."""
+        """Drops what it holds of answers that have come."""
 
     @property
     def identity(self) -> str: ...
