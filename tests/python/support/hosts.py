@@ -77,9 +77,6 @@ class LocalActor:
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
-    def let_go(self) -> None:
-        pass  # its answers are plain futures
-
 
 class LocalHosts:
     """Makes such hosts."""

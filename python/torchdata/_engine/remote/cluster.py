@@ -83,6 +83,8 @@ class Cluster:
             options["scheduling_strategy"] = _strategy(ray, scheduling)
         self._scheduling, self._demands = scheduling, _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
+        #: References to answers that have come, which the next call drops.
+        self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
         #: The programs in Ray's store, by identity: pickled once, as they were when the first worker started.
@@ -211,8 +213,6 @@ class _Actor:
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
-        #: References to answers that have come, to be dropped in the cluster.
-        self._spent: list[Any] = []
 
     def check(self) -> None:
         self._cluster.check()
@@ -230,8 +230,8 @@ class _Actor:
             reference = self._call(name, *args, group=group)
             answer = reference.future()
             vars(answer).pop("object_ref", None)  # which would be dropped with the future, wherever that is
-            self._spent.clear()
-            _keep_until_done(answer, reference, self._spent)
+            self._cluster.spent.clear()
+            _keep_until_done(answer, reference, self._cluster.spent)
         return answer
 
     def begin(self) -> Future[About]:
@@ -261,10 +261,6 @@ class _Actor:
     def kill(self) -> None:
         with self._cluster.stay():
             self._ray.kill(self._handle, no_restart=True)
-
-    def let_go(self) -> None:
-        with self._cluster.door:
-            self._spent.clear()
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:

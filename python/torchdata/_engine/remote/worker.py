@@ -69,9 +69,6 @@ class Actor(Protocol):
 
     def kill(self) -> None: ...
 
-    def let_go(self) -> None:
-        """Drops what it holds of answers that have come."""
-
     @property
     def identity(self) -> str: ...
 
@@ -196,7 +193,6 @@ class RemoteWorker(ChildProcess):
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
-            actor.check()
             return actor.stand(wakes).result(ANSWERED)
         except Exception as error:  # whatever Ray says of a host that does not answer
             return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
@@ -218,7 +214,6 @@ class RemoteWorker(ChildProcess):
         try:
             if actor is None or self.about is None or self._has_ended:
                 return None  # all has come
-            actor.check()
             return actor.end_log(log.number, log.position)
         except Exception:  # the cluster was left
             return None
@@ -243,8 +238,6 @@ class RemoteWorker(ChildProcess):
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOINED)
-        if self._actor is not None:
-            self._actor.let_go()
         self._ending.close()
         self._sign.close()
 

@@ -100,7 +100,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
             if crop not in ("random", "center"):
                 words = "'random', 'center', a function, a box or None"
                 raise ValueError(f"{name}: crop must be {words}, but got {crop!r}")
-        elif crop == cast("Any", center_crop):
+        elif cast("Any", crop) is center_crop:
             raise ValueError(f"{name}: a function is called with a generator, width and height; write crop='center'")
         elif crop is not None and not isinstance(crop, (tuple, list)):
             check_callable(name, "crop", crop)
