@@ -5,7 +5,8 @@ Role: pure functions, called where a loader is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from torchdata.dataloader2.reading_service import MultiProcessingReadingService
@@ -41,13 +42,32 @@ _INSTEAD_OVER_DATASET = {
 }
 
 
-def refuse_arguments(arguments: Mapping[str, Any], whose: str = "DataLoader2") -> None:
+def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
+    """Refuses keywords that a loader does not take.
+
+    Args:
+        arguments: those keywords.
+        taken: the function that was called with them.
+        whose: its name in the message.
+
+    Raises:
+        TypeError: there are some. It says what to write instead, or which ones there are.
+    """
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
-        instead = f"; write {known[name].format(value)} instead" if name in known else ""
-        if name == "persistent_workers":
-            instead = "; leave it out: workers live on between epochs"
-        raise TypeError(f"{whose} got an unexpected keyword argument {name!r}{instead}")
+        if name in known:
+            instead = f"write {known[name].format(value)} instead"
+        elif name == "persistent_workers":
+            instead = "leave it out: workers live on between epochs"
+        else:
+            instead = f"it takes {', '.join(_named(taken))}"
+        raise TypeError(f"{whose} got an unexpected keyword argument {name!r}; {instead}")
+
+
+def _named(function: Callable[..., Any]) -> list[str]:
+    """The parameters that may be named."""
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:

@@ -146,7 +146,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         **of_torchs_loader: Never,
     ) -> None:
         self._ended = True  # a loader whose construction fails has nothing to shut down
-        refuse_arguments(of_torchs_loader)
+        refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         recorder = Recorder(stats, stall_warning)
         datapipe = pipe_over(datapipe)
@@ -238,7 +238,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             ...     len(loader), list(loader)
             (3, [[0, 1], [2, 3], [4]])
         """
-        refuse_arguments(of_torchs_loader, "DataLoader2.from_dataset")
+        refuse_arguments(of_torchs_loader, cls.from_dataset, "DataLoader2.from_dataset")
         reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
         if reading_service is None:

@@ -447,7 +447,11 @@ def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
         ({"prefetch_factor": 2}, r"MultiProcessingReadingService\(num_workers, worker_prefetch_cnt=2\) instead"),
         ({"batch_size": 5}, r"write datapipe.batch\(5\).collate\(\) as the datapipe instead"),
         ({"shuffle": True}, r"write datapipe.shuffle\(\) as"),
-        ({"nonsense": 1}, "unexpected keyword argument 'nonsense'$"),
+        (
+            {"nonsense": 1},
+            "unexpected keyword argument 'nonsense'; it takes datapipe, datapipe_adapter_fn, reading_service, "
+            "num_workers, stats, stall_warning$",
+        ),
     ],
 )
 def test_arguments_of_torchs_loader_are_refused_with_what_takes_their_place(arguments, words):

@@ -130,7 +130,7 @@ def test_a_reading_service_in_the_place_of_adapters_says_where_it_belongs() -> N
         ({"timeout": 3}, r"MultiProcessingReadingService\(num_workers, timeout=3\) instead"),
         ({"persistent_workers": True}, "leave it out: workers live on between epochs"),
         ({"generator": 3}, r"write seed=\.\.\. instead"),
-        ({"nonsense": 3}, "keyword argument 'nonsense'$"),
+        ({"nonsense": 3}, "'nonsense'; it takes dataset, batch_size, .*num_workers, .*seed, reading_service$"),
     ],
 )
 def test_arguments_of_torchs_loader_over_a_data_set_say_what_to_write(argument: dict[str, Any], words: str) -> None:
@@ -268,6 +268,28 @@ def test_collate_to_torch_loads_it() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
     assert found.stdout == "ndarray Tensor ndarray\n"
+
+
+@pytest.mark.parametrize(
+    ("uses", "said"),
+    [
+        ("collate(), collate()", 0),
+        ("import torch; collate(), collate()", 1),
+        ("import torch; collate(to='torch'), collate(to='numpy'), collate(list)", 0),
+    ],
+)
+def test_collate_says_once_in_the_log_that_tensors_come(uses: str, said: int) -> None:
+    if "torch" in uses:
+        pytest.importorskip("torch")
+    program = (
+        "import logging\n"
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "collate = IterableWrapper(range(4)).batch(2).collate\n"
+        f"{uses}\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
+    assert found.stderr.count("collate() makes tensors, because PyTorch is loaded") == said
 
 
 def test_collate_refuses_other_words_and_a_function_beside_it() -> None:

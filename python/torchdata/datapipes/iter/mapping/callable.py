@@ -6,8 +6,9 @@ item that it is unfolding.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import (
@@ -118,6 +119,7 @@ class Collator(Mapper[T_co]):
             tuples or lists. Columns that are not named are collated by `default_collate`.
         collate_fn: a function of the batch; takes precedence over `conversion`.
         to: "numpy" for arrays and "torch" for tensors, whether PyTorch is loaded or not; for `default_collate` alone.
+            If it is None and PyTorch is loaded, the logger `torchdata` says once, at level INFO, that tensors come.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
@@ -144,6 +146,8 @@ class Collator(Mapper[T_co]):
                 raise ValueError("Collator: to is for the default function; convert in the function that you give")
             collate_fn = partial(default_collate, to=to)
         elif collate_fn is None:
+            if conversion is default_collate and "torch" in sys.modules:
+                _say_that_tensors_come()
             if callable(conversion):
                 collate_fn = conversion
             else:
@@ -152,6 +156,17 @@ class Collator(Mapper[T_co]):
         else:
             check_callable("Collator", "collate_fn", collate_fn)
         super().__init__(datapipe, fn=collate_fn)
+
+
+@cache
+def _say_that_tensors_come() -> None:
+    """Says so in the log, once in a process: any library may have imported PyTorch, unasked by the program."""
+    import logging
+
+    logging.getLogger("torchdata").info(
+        "collate() makes tensors, because PyTorch is loaded; collate(to='numpy') makes arrays, and collate(to='torch') "
+        "says that tensors are meant"
+    )
 
 
 def _check_conversion(conversion: Any) -> None:
