@@ -83,6 +83,27 @@ fn a_sleeper_is_woken_by_whoever_publishes() {
 }
 
 #[test]
+fn a_sleeper_whose_look_takes_what_it_sees_does_not_sleep_on() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), AtomicU64::new(0)));
+        let theirs = Arc::clone(&shared);
+        let ringer = thread::spawn(move || {
+            theirs.1.store(1, Ordering::Relaxed);
+            theirs.0.ring();
+        });
+        shared.0.wait(|| {
+            let has_seen = shared.1.load(Ordering::Relaxed) == 1;
+            if has_seen {
+                shared.1.store(0, Ordering::Relaxed);
+            }
+            has_seen
+        });
+        ringer.join().unwrap();
+    });
+}
+
+#[test]
 fn a_sleeper_that_sleeps_again_is_woken_again() {
     let _watchdog = watchdog(60);
     model(|| {

@@ -55,8 +55,7 @@ def loader(order: dict[str, Any]) -> Any:
     from torchdata.dataloader2 import DataLoader2, RayReadingService
 
     pipe = pipes.shared_out(range(items.ENDLESS), items.MAKERS[order["item"]])
-    options = {name: value for name, value in order["options"].items() if name == "worker_prefetch_cnt"}
-    return DataLoader2(pipe, reading_service=RayReadingService(order["workers"], scheduling="SPREAD", **options))
+    return DataLoader2(pipe, reading_service=RayReadingService(order["workers"], scheduling="SPREAD"))
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:

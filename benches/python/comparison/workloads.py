@@ -304,9 +304,9 @@ STATES = (
 )
 
 
-def _on_ray(item: str, title: str, *rivals: Contender, goals: tuple[Goal, ...] = (), **options: Any) -> Workload:
+def _on_ray(item: str, title: str, *rivals: Contender, goals: tuple[Goal, ...] = ()) -> Workload:
     data = Contender("Ray Data, in order", "ray", {"how": "data"})
-    contenders = (Contender(OURS, "ray", {"how": "ours", **options}), *rivals, data)
+    contenders = (Contender(OURS, "ray", {"how": "ours"}), *rivals, data)
     return Workload(
         f"ray-{item}", f"workers on a Ray cluster of three nodes: {title}", item, contenders, goals, "ray_rate"
     )
@@ -321,7 +321,6 @@ ON_RAY = (
         "tiny items one by one",
         _GENERATORS,
         goals=(Goal("100,000/s where Ray's generators make 4,158", _GENERATORS.name, at_least=100 / 4.158),),
-        worker_prefetch_cnt=10_000,
     ),
     _on_ray(
         "array",

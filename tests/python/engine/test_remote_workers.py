@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  
 from ray_cluster import as_it_is, double, numbered, wide
 from torchdata._engine.remote import host as host_module
 from torchdata._engine.remote import worker as worker_module
+from torchdata._engine.remote.host import Pulled
 from torchdata._engine.workers import epochs as epochs_module
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -53,6 +55,31 @@ def test_what_an_answer_that_never_comes_would_call_holds_no_links() -> None:
     gc.collect()
     assert held() is None
     ring(None)
+
+
+def test_what_a_later_pull_has_brought_does_not_wait_for_an_earlier_one() -> None:
+    pulls: list[Future[Pulled]] = []
+
+    class Fake:
+        """A host, and a carrier that has nothing to tell it."""
+
+        def check(self) -> None: ...
+
+        def ring(self) -> None: ...
+
+        def take(self, most: int) -> tuple[None, list[Any]]:
+            return None, []
+
+        def pull(self, lane: int, most: int) -> Future[Pulled]:
+            pulls.append(Future())
+            return pulls[-1]
+
+        def wait(self, seconds: float, units: bool, lacks: bool) -> None:
+            pulls[1].set_result(Pulled(0, None, []))  # and nothing ever comes of the first call
+
+    fake: Any = Fake()
+    lane = worker_module._Lane(0, fake, fake, 1, lambda: True)
+    assert next(lane.carry()).number == 0
 
 
 def test_large_arrays_come_whole_though_main_keeps_them_all() -> None:

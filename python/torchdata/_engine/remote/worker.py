@@ -377,7 +377,7 @@ class _Lane:
     def carry(self) -> Iterator[Pulled]:
         """Carries, and gives each pull that has come, after its words were shown and before its frame was put."""
         actor, carrier, number = self._actor, self._carrier, self._number
-        pulls: deque[Future[Pulled]] = deque()
+        pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
         arrived = _Arrived(carrier, self._most)
         told = pulled = 0
@@ -398,8 +398,10 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            while pulls and pulls[0].done():
-                brought = pulls.popleft().result()
+            # Whichever is: an earlier call may run behind a later one, and wait for what comes of that one's frame.
+            for pull in [pull for pull in pulls if pull.done()]:
+                pulls.remove(pull)
+                brought = pull.result()
                 early[brought.number] = brought
             one = early.pop(pulled, None)
             if one is None:

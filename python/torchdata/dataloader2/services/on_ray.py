@@ -21,7 +21,7 @@ __all__ = ["RayReadingService"]
 
 _NAME = "RayReadingService"
 #: Items that a worker is ahead: more than on one machine, as what main says takes a millisecond to come there.
-_AHEAD = 200
+_AHEAD = 1_000
 #: Options of an actor that are not the user's, and why.
 _OWN = {
     "concurrency_groups": "the service has its own",

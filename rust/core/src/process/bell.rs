@@ -51,18 +51,20 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready`, a ring or the timeout; returns what `ready` said last.
+    /// Sleeps until `ready`, a ring or the timeout; returns what `ready` said last. It is not asked again once it has said
+    /// yes, so it may take note of what it has seen.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; who sees the word of a claim is counted in behind that claim, not before it.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
         fence(Ordering::SeqCst);
-        if !ready() {
+        let is_ready = ready();
+        if !is_ready {
             parker.park(&self.word, seen, timeout);
         }
         self.leave(joined / CLAIM);
-        ready()
+        is_ready || ready()
     }
 
     /// Counts a sleeper out that was counted in after `claims` claims, unless it was claimed since.

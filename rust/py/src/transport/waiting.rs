@@ -19,7 +19,7 @@ const GLANCE: Duration = Duration::from_millis(10);
 /// What this process knows about giving turns away before the first sleep.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready`, which may be called many times and without the GIL.
+/// Waits until `ready`, which may be called many times and without the GIL, but not again once it has said yes.
 ///
 /// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each
 /// slice Python's signals are handled (so that Ctrl-C works) and `tick` is called; an error from either ends the wait.
