@@ -202,6 +202,14 @@ impl Producer {
     /// Whether the consumer wants one more item of this stream.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
+        if self.ahead_bytes < Ahead::LEAST && self.sending.has_credit() {
+            return Ok(Permit::Now);
+        }
+        self.permit_by_word()
+    }
+
+    /// The same by the consumer's word, which is not read for each item.
+    fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);

@@ -112,6 +112,7 @@ impl Dealing {
         }
     }
 
+    #[cold]
     fn next_freely(&mut self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         match self.free.as_ref().and_then(|free| free.known.front()) {
             Some(&DealEntry::Reader(reader)) => return self.next_to(reader.into(), &mut permit),
