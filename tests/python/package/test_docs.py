@@ -242,7 +242,7 @@ def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) 
 def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) -> None:
     for block in doc_blocks.blocks(page):
         if block.language not in ("python", "text"):
-            needs_reason = block.language == "sh" or block.language == "{literalinclude}"
+            needs_reason = block.language in ("sh", "yaml", "{literalinclude}")
             known = needs_reason or block.language in ("{toctree}", "{include}")
             assert known, f"{page}, line {block.line}: is {block.language!r} code to run?"
             assert block.reason or not needs_reason, f"{page}, line {block.line}: nobody runs this; say why"
