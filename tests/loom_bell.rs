@@ -67,16 +67,21 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
+/// A thread that publishes a 1 and rings.
+fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
+    let theirs = Arc::clone(shared);
+    thread::spawn(move || {
+        theirs.1.store(1, Ordering::Relaxed);
+        theirs.0.ring();
+    })
+}
+
 #[test]
 fn a_sleeper_is_woken_by_whoever_publishes() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        let theirs = Arc::clone(&shared);
-        let ringer = thread::spawn(move || {
-            theirs.1.store(1, Ordering::Relaxed);
-            theirs.0.ring();
-        });
+        let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
         ringer.join().unwrap();
     });
@@ -87,11 +92,7 @@ fn a_sleeper_whose_look_takes_what_it_sees_does_not_sleep_on() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        let theirs = Arc::clone(&shared);
-        let ringer = thread::spawn(move || {
-            theirs.1.store(1, Ordering::Relaxed);
-            theirs.0.ring();
-        });
+        let ringer = publisher(&shared);
         shared.0.wait(|| {
             let has_seen = shared.1.load(Ordering::Relaxed) == 1;
             if has_seen {
@@ -173,11 +174,7 @@ fn a_sleeper_that_leaves_takes_no_other_ones_ring_with_it() {
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });
-        let theirs = Arc::clone(&shared);
-        let ringer = thread::spawn(move || {
-            theirs.1.store(1, Ordering::Relaxed);
-            theirs.0.ring();
-        });
+        let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
         leaver.join().unwrap();
         ringer.join().unwrap();
