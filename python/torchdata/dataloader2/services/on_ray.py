@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.checks import check_int
 __all__ = ["RayReadingService"]
 
 _NAME = "RayReadingService"
-#: Items that a worker is ahead: more than on one machine, as what main says takes a millisecond to come there.
+#: Items that a worker is ahead: more than on one machine, as what main says takes milliseconds to come there.
 _AHEAD = 1_000
 #: Options of an actor that are not the user's, and why.
 _OWN = {
