@@ -71,11 +71,22 @@ def same(item: Any) -> Any:
     return item
 
 
+_CHANCE = random.SystemRandom()
+_SHIFT = bytearray(64 * 1024 + _CHANCE.randrange(0, 4096, 16))
+"""A block that moves all that is made after it by part of a page, another part in each run.
+
+Where two blocks begin inside their pages makes a copy of 150 KiB up to 12 % slower or faster. Without chance a version
+of this project keeps the luck of its heap, which no number of runs evens out.
+"""
+
+
 @cache
 def _template(size: int) -> Any:
+    """Bytes to copy, which begin anywhere in a page: see `_SHIFT`."""
     import numpy
 
-    return numpy.arange(size, dtype=numpy.uint32).astype(numpy.uint8)
+    offset = _CHANCE.randrange(0, 4096, 16)
+    return numpy.arange(-offset, size, dtype=numpy.int32).astype(numpy.uint8)[offset:]
 
 
 def array(n: int) -> Any:
