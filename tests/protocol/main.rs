@@ -61,7 +61,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         change(&mut setting);
         setting
     };
-    vec![
+    let mut all = vec![
         ("nothing in particular", setting.clone()),
         // A look is no duty, so that this is breaking without one, too.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
@@ -79,7 +79,10 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, shares left early, two passes", with(&|s| (s.heavy, s.header, s.passes) = (true, Some(1), 2))),
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
-    ]
+    ];
+    // A large item leaves no room for a second one: with windows of one item that changes nothing.
+    all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
+    all
 }
 
 /// The events where items are dealt to whoever is free.

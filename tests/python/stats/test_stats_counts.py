@@ -541,11 +541,13 @@ def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states
 def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = IterableWrapper(range(5))
     told: list[int] = []
+    answer_no_more = recorder.answer_no_more
 
-    def ask(*_: object) -> None:
+    def ask(board: StatsBoard, page: int) -> None:
         asker = threading.Thread(target=lambda: told.append(loader.stats().epochs))
         asker.start()
         asker.join()
+        answer_no_more(board, page)
 
     loader = DataLoader2(pipe)
     assert list(loader) == [0, 1, 2, 3, 4]
