@@ -94,6 +94,8 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
+    if command[0] == "-c":  # the end of the interpreter would go through all of torch
+        command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import gc
 import json
 import os
 import random
@@ -336,7 +337,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             return struck, resumed
         if now > begin + 22 + 3 * plan.timeout:
             return struck, resumed
-        time.sleep(0.003)
+        time.sleep(0.003 if struck is None else 0.02)
 
 
 def judge(
@@ -459,6 +460,7 @@ def main() -> int:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
+    gc.freeze()  # else each rank copies all that was imported as it ends, since the collector goes through it then
     lanes = []
     for number in range(arguments.lanes):
         pid = os.fork()

@@ -5,6 +5,7 @@ The file is a pickled tuple: where modules are, whether torch is loaded, a modul
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -50,6 +51,7 @@ def main() -> None:
             import torch.utils.data  # noqa: F401
     warnings.simplefilter("ignore")
     getattr(importlib.import_module(module), function)(*arguments)
+    gc.freeze()  # else the end would go through all of torch
 
 
 if __name__ == "__main__":
