@@ -23,7 +23,7 @@ from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 #: Which graphs, and which loaders.
-GRAPHS, LOADERS = range(1, 11), range(1, 4)
+GRAPHS, LOADERS = range(1, 11), range(1, 3)
 
 
 def checked(check: Callable[[int], int], numbers: range) -> tuple[int, int]:
@@ -56,9 +56,8 @@ def test_random_graphs_go_on_with_batches_of_other_sizes(number: int) -> None:
     assert check_sizes(Graph(number), most=3) > 0
 
 
-@pytest.mark.parametrize("number", [3, 21])
-def test_a_random_graph_goes_on_in_another_process(number: int) -> None:
-    assert check_graph(Graph(number), most=1, away=1) == 1
+def test_a_random_graph_goes_on_in_another_process() -> None:
+    assert check_graph(Graph(21), most=1, away=1) == 1
 
 
 @pytest.mark.timeout(600)  # a fresh interpreter that starts others, on a machine that may be busy

@@ -41,7 +41,7 @@ BUCKETS = {
         "empty/": b"",
     },
     "second": {name: name.encode() for name in STRANGE},
-    "many": {f"{number:05}": b"" if number == 7 else b"x" for number in range(3 * KEYS_PER_PAGE + 50)},
+    "many": {f"{number:05}": b"" if number == 7 else b"x" for number in range(3 * KEYS_PER_PAGE + KEYS_PER_PAGE // 2)},
     "nameless": {key: key.encode() for key in [*NAMELESS, *DOTTED, "train/1.tar", "lead", "p%2Fq", "z"]},
     "large": {"object": LARGE, "lines": b"one\ntwo\nthree\n"},
     "vacant": {},

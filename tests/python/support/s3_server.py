@@ -8,7 +8,7 @@ from typing import Any
 from server_process import server_process
 
 #: Keys that the server sends per request, so that few objects make many pages (Amazon's sends 1,000).
-KEYS_PER_PAGE = 100
+KEYS_PER_PAGE = 20
 
 _SERVER = f"""
 import logging, os, sys

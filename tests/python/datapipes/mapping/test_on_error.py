@@ -22,7 +22,7 @@ def numbers(*texts):
 
 
 #: Seeds that once showed a mistake, and some more.
-SEEDS = [203, 229, 1020, 1239, *range(1, 13)]
+SEEDS = [203, 229, 1020, 1239, *range(1, 6)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -202,8 +202,7 @@ def strict_int(text):
 
 
 @pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("dispatches", [False, True])
+@pytest.mark.parametrize(("method", "dispatches"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
     """For what the workers and the dispatching process have skipped, and anew in each epoch."""
     pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
