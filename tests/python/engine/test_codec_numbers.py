@@ -274,7 +274,7 @@ def test_damaged_numbers_are_an_error_or_others(number):
     """A long item lies in a block, whose bytes have no checksum."""
     generator, loopback, refused = random.Random(number), Loopback(budget=1 << 20), 0
     expected = told(DAMAGED[number])
-    for _ in range(40):
+    for _ in range(20):
         loopback.sender.send_message([MARK, DAMAGED[number]])
         assert damage(generator)
         try:

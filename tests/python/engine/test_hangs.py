@@ -46,13 +46,13 @@ def hanging(function, dispatched="", items=40, **options):
 
 
 PLACES = ("", "before", "behind")
-#: All ways at all places with fork. Processes that import all anew take long: there each way is at one place, and each
-#: place has a way; `chaos` draws the others.
+#: All ways at all places with fork. Processes that import all anew take long: there each place has a way, and each way
+#: is at one place with one of the two methods; `chaos` draws the others.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [
-    (way, method, PLACES[(number + first) % 3])
-    for first, method in enumerate(("spawn", "forkserver"))
-    for number, way in enumerate(WAYS)
+    (way, method, dispatched)
+    for method, ways in (("spawn", list(WAYS)[:3]), ("forkserver", list(WAYS)[2:]))
+    for way, dispatched in zip(ways, PLACES, strict=True)
 ]
 
 
@@ -168,7 +168,7 @@ def compute(seconds):
 @pytest.mark.parametrize(("dispatched", "in_order"), [("", True), ("before", True), ("before", False)])
 def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience(dispatched, in_order):
     def slow(item):
-        compute(4 * SOON if item == 13 else 0)
+        compute(3 * SOON if item == 13 else 0)
         return item
 
     with hanging(slow, dispatched, patience=1e6, in_order=in_order) as loader, warnings.catch_warnings():

@@ -23,7 +23,7 @@ from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
-TRIES = {"fork": 8, "forkserver": 8, "spawn": 4}
+TRIES = {"fork": 5, "forkserver": 5, "spawn": 3}
 
 SCRIPT = """
 import gc, json, os, sys, time

@@ -63,7 +63,7 @@ def one_round(number):
                 failures.append(traceback.format_exc())
         return run
 
-    steps = [guarded(use), guarded(iterate), guarded(make, 0), guarded(make, number % 40 * 0.003)]
+    steps = [guarded(use), guarded(iterate), guarded(make, 0), guarded(make, number % 40 * 0.006)]
     threads = [threading.Thread(target=step, daemon=True) for step in steps]
     for thread in threads:
         thread.start()
@@ -93,7 +93,7 @@ for number in range({rounds}):
 
 @pytest.mark.parametrize("loaded", ["", "import numpy\n"], ids=["without NumPy in main", "with NumPy in main"])
 def test_threads_may_fork_workers_while_others_use_the_extension_for_the_first_time(loaded):
-    script = loaded + ROUNDS.format(rounds=8, deadline=60)
+    script = loaded + ROUNDS.format(rounds=4, deadline=60)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],

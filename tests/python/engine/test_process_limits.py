@@ -138,13 +138,13 @@ def _run(path, home, user, method, graph, rooms):
 @pytest.mark.parametrize(
     ("method", "graph", "rooms"),
     [
-        ("fork", "plain", range(6)),
+        ("fork", "plain", [*range(6), 30]),
         ("fork", "dispatch", range(2, 8)),
         ("fork", "prefetch", range(3, 9)),
         ("fork", "pool", range(3, 9)),
-        ("spawn", "plain", [0, 1, 2, 4, 5]),
-        ("spawn", "prefetch", [5, 6]),
-        ("forkserver", "plain", [0, 1, 2, 3, 5, 6]),
+        ("spawn", "plain", [0, 2, 5]),
+        ("spawn", "prefetch", [6]),
+        ("forkserver", "plain", [0, 2, 3, 5]),
         ("none", "prefetch", range(2)),
         ("none", "pool", range(2)),
     ],
@@ -162,11 +162,7 @@ def test_who_could_not_be_started_is_named_with_the_limit_and_the_next_loader_wo
         assert attempt["seconds"] < 100  # a deadline for hanging, not a measurement
     if 0 in rooms:
         assert "error" in attempts[0]
+    if 30 in rooms:  # the limit is reached and left, or this would not see what it is about
+        assert ["error" in attempt for attempt in (*attempts[:3], attempts[-1])] == [True, True, True, False]
     assert "Exception ignored" not in printed
     assert "cannot join" not in printed
-
-
-def test_the_limit_is_reached_and_left(tmp_path):
-    """Or the test above would not see what it is about."""
-    attempts, _ = run(tmp_path, "fork", "plain", [0, 1, 2, 30])
-    assert ["error" in attempt for attempt in attempts] == [True, True, True, False]

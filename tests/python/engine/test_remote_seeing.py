@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -112,13 +113,19 @@ def test_a_worker_that_has_ended_is_seen_to_have() -> None:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def measured(**worker: Any) -> LoaderStats:
-    """Statistics of workers elsewhere, with what is said of each."""
+@functools.cache
+def statistics() -> LoaderStats:
+    """Statistics of workers elsewhere."""
     with DataLoader2(numbered(300).map(reading), reading_service=LocallyRemote(WORKERS), stats="full") as loader:
         list(loader)
         all_seen(loader, 300)
         wait_for(lambda: all(worker.pipes[-1].own_seconds for worker in loader.stats().workers))
-        stats = loader.stats()
+        return loader.stats()
+
+
+def measured(**worker: Any) -> LoaderStats:
+    """Those statistics, with what is said of each worker."""
+    stats = statistics()
     far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [
         dataclasses.replace(process, **{**far, **worker}) if process.role == "worker" else process
@@ -178,8 +185,7 @@ def test_a_worker_elsewhere_that_hangs_is_warned_of_with_its_node_and_its_stack(
     assert "in sleep" in words, words
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dies_too", [False, True], ids=["hangs", "hangs beside deaths"])
+@pytest.mark.parametrize(("way", "dies_too"), [*((way, False) for way in WAYS), ("stop", True), ("lock", True)])
 def test_one_that_hangs_is_ended_and_replaced_and_nothing_is_lost(way: str, dies_too: bool, tmp_path: Path) -> None:
     pipe = numbered(200).map(hanging_at(77, Hanging(way, tmp_path)))
     options = {"timeout": 1.5, "on_timeout": "restart", "on_worker_exit": "restart" if dies_too else "error"}
