@@ -423,7 +423,7 @@ def test_ctrl_c_while_workers_change_leaves_whole_epochs(machine_of, times, inte
     machine_of(4)
     times(item=0.1)
     changed = 0
-    for seed in range(12):
+    for seed in range(8):
         with auto(IterableWrapper(range(400)).sharding_filter().map(plain)) as loader:
             list(loader)
             got, _ = pressed(iter(loader), seed)

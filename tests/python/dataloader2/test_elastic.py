@@ -121,8 +121,8 @@ def test_a_state_goes_through_any_numbers_of_workers_in_the_same_order(kind: str
     with loader(pipe(), 2, block=block) as made:
         whole, following = list(made), list(made)
     got: list[Any] = []
-    state, steps = None, [at, 3, 0, 5, 2, 4]
-    for workers, step in zip([3, 1, 2, 8, 4, 3], steps, strict=True):
+    state, steps = None, [at, 3, 0, 5]
+    for workers, step in zip([3, 1, 8, 4], steps, strict=True):
         with loader(pipe(), workers, state, block=block) as made:
             reading = iter(made)
             got += [next(reading) for _ in range(min(step, UNITS - len(got)))]
@@ -228,19 +228,19 @@ LATE = {
 
 
 @pytest.mark.parametrize("kind", LATE)
-@pytest.mark.parametrize(("workers", "skips"), [(1, [0, 20]), (2, [2]), (3, [1, 1, 3]), (3, [0, 20])])
 def test_items_are_skipped_before_workers_have_begun_where_they_go_on(
-    kind: str, workers: int, skips: list[int], monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # what goes on begins at the beginning, and passes over
     with loader(LATE[kind](), 2, block=1) as made:
         whole, following = list(made), list(made)
     state = stopped(LATE[kind](), 2, 3, block=1)
-    with loader(LATE[kind](), workers, state, block=1) as made:
-        iter(made)
-        assert [made.skip(count) for count in skips] == skips
-        assert list(made) == whole[3 + sum(skips) :]
-        assert list(made) == following
+    for workers, skips in [(1, [0, 20]), (2, [2]), (3, [1, 1, 3]), (3, [0, 20])]:
+        with loader(LATE[kind](), workers, state, block=1) as made:
+            iter(made)
+            assert [made.skip(count) for count in skips] == skips
+            assert list(made) == whole[3 + sum(skips) :], (workers, skips)
+            assert list(made) == following, (workers, skips)
 
 
 def test_before_the_first_item_any_pipeline_takes_other_workers() -> None:
@@ -365,8 +365,14 @@ def dealt(left: list[Any], kind: str, ranks: int, workers: int) -> list[list[Any
     return [share[:shortest] for share in shares]
 
 
-@pytest.mark.parametrize("kind", PIPES)
-@pytest.mark.parametrize("shapes", [[(1, 2), (2, 2), (4, 1)], [(2, 2), (1, 3), (4, 2), (2, 1)]], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("filter", [(2, 2), (1, 3), (4, 2), (2, 1)]),
+        ("batches", [(1, 2), (2, 2), (4, 1)]),
+        ("dispatch", [(2, 2), (1, 3), (4, 2), (2, 1)]),
+    ],
+)
 def test_ranks_share_out_what_is_left_in_the_global_order(kind: str, shapes: list[tuple[int, int]]) -> None:
     left = read(kind, 1, 1, None, None)[0][0]
     state = None
@@ -447,8 +453,12 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", elastic_table.KINDS)
 def test_each_topology_goes_on_from_another_one(kind: str) -> None:
-    """A cut of the whole table: each of them once as source and once as target, each pair and position elsewhere."""
-    topologies, positions, kinds = elastic_table.TOPOLOGIES, list(elastic_table.POSITIONS), list(elastic_table.KINDS)
+    """A cut of the whole table: each of at most eight workers once as source and once as target.
+
+    Larger ones, each pair and each position are elsewhere.
+    """
+    topologies = [each for each in elastic_table.TOPOLOGIES if each[0] * each[1] <= 8]
+    positions, kinds = list(elastic_table.POSITIONS), list(elastic_table.KINDS)
     own = kinds.index(kind)
     for number in range(own, len(topologies), len(kinds)):
         source, target = topologies[number], topologies[(7 * number + 3) % len(topologies)]

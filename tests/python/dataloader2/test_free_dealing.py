@@ -103,9 +103,7 @@ def test_in_order_items_are_dealt_in_turn() -> None:
         assert [worker for worker, _ in strict] == [number % 3 for number in range(COUNT)]
 
 
-@pytest.mark.parametrize(
-    ("build", "workers"), [(plain, 1), (plain, 2), (plain, 4), (batched, 2), (cycled, 1), (cycled, 4), (filtered, 4)]
-)
+@pytest.mark.parametrize(("build", "workers"), [(plain, 4), (batched, 2), (cycled, 1), (cycled, 3), (filtered, 3)])
 def test_a_state_of_any_moment_goes_on_with_the_rest(build: Build, workers: int) -> None:
     states: list[tuple[int, State]] = []
     with loader(build, workers) as whole:
@@ -115,7 +113,7 @@ def test_a_state_of_any_moment_goes_on_with_the_rest(build: Build, workers: int)
                 states.append((len(got), whole.state_dict(items_ago=1)))
             got.append(item)
     assert elements(got) == expected(build)
-    for at, state in states[::3]:
+    for at, state in (states[0], states[-1]):
         with loader(build, workers) as again:
             again.load_state_dict(pickle.loads(pickle.dumps(state)))
             iterator = iter(again)
@@ -157,9 +155,7 @@ def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Call
     return got
 
 
-@pytest.mark.parametrize(
-    ("build", "child"), [(plain, 0), (plain, -1), (batched, 1), (batched, -1), (cycled, 1), (cycled, -1)]
-)
+@pytest.mark.parametrize(("build", "child"), [(plain, 0), (batched, -1), (cycled, 1), (cycled, -1)])
 def test_nothing_is_lost_or_doubled_when_processes_die(build: Build, child: int) -> None:
     with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
         got = read(dying, child, (10, 35), len)
@@ -178,7 +174,7 @@ def test_a_state_of_before_a_death_is_as_good_as_ever() -> None:
     states: list[tuple[int, State]] = []
 
     def look(got: list[Any]) -> None:
-        if len(got) in (60, 90):
+        if len(got) == 60:
             states.extend((len(got) - ago, dying.state_dict(items_ago=ago)) for ago in (0, 5, 30))
 
     with loader(pinned, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
@@ -225,14 +221,13 @@ def test_a_state_of_the_beginning_serves_any_number_of_workers() -> None:
         assert sorted(other) == list(range(COUNT))
 
 
-@pytest.mark.parametrize(
-    "owners", [(0, b"\1"), (0, b"\0\0"), (0, b"\4\0"), (-1, b""), (1 << 50, b""), ("0", b""), (0, [1]), 3]
-)
-def test_a_state_that_names_workers_that_there_are_not_is_refused(owners: Any) -> None:
+def test_a_state_that_names_workers_that_there_are_not_is_refused() -> None:
     _, state = state_at(30)
-    state["iteration_state"]["workers"]["owners"] = owners
-    with loader() as again, pytest.raises(ValueError, match="workers"):
-        again.load_state_dict(state)
+    wrong: list[Any] = [(0, b"\1"), (0, b"\0\0"), (0, b"\4\0"), (-1, b""), (1 << 50, b""), ("0", b""), (0, [1]), 3]
+    for owners in wrong:
+        state["iteration_state"]["workers"]["owners"] = owners
+        with loader() as again, pytest.raises(ValueError, match="workers"):
+            again.load_state_dict(state)
 
 
 def test_an_error_before_the_dispatch_reaches_main() -> None:

@@ -40,7 +40,7 @@ def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
     return made
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_epochs(workers: int) -> None:
     states: dict[tuple[int, int], State] = {}
     with loader(workers) as whole:
@@ -51,7 +51,7 @@ def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_ep
             for item in iterator:
                 items.append(item)
                 states[epoch, len(items)] = whole.state_dict()
-    for (epoch, at), state in list(states.items())[len(items) + 1 :: 4]:
+    for (epoch, at), state in list(states.items())[len(items) + 1 :: 7]:
         assert epoch > 0
         random.seed(9)
         with loader(workers, state) as again:
@@ -255,7 +255,7 @@ def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_
             states = [whole.state_dict()]
             for _ in iterator:
                 states.append(whole.state_dict())
-            for at, state in list(enumerate(states))[::3]:
+            for at, state in list(enumerate(states))[::6]:
                 with made() as again:
                     again.load_state_dict(state)
                     assert [list(again), list(again)] == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)
@@ -329,7 +329,7 @@ def test_what_the_dispatching_process_does_at_its_end_is_done_where_workers_go_o
                 time.sleep(0.005)  # so that the workers are asked now and then
                 states[epoch, at] = whole.state_dict()
     length = len(expected[0])
-    for epoch, at in [(0, length // 2), (0, length), (1, length - 2)]:
+    for epoch, at in [(0, length), (1, length - 2)]:
         state = states[epoch, at]
         with made(state) as again:
             assert list(again) == expected[epoch][at:], (epoch, at)

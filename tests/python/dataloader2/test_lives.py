@@ -22,7 +22,7 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("ignore")
 
 
-@pytest.mark.parametrize("first", range(1, 16, 5))
+@pytest.mark.parametrize("first", range(1, 11, 5))
 def test_whatever_is_done_to_a_loader_in_its_life_it_gives_what_one_gives_that_is_only_read(first: int) -> None:
     done = sum(random_lives.check(random_lives.Life(seed)) for seed in range(first, first + 5))
     assert done > 20
@@ -33,7 +33,7 @@ def test_so_it_does_whatever_pipes_it_is_made_of() -> None:
     assert sum(map(bool, done)) >= 3
 
 
-@pytest.mark.parametrize(("seed", "method"), [(1, "spawn"), (4, "forkserver")])
+@pytest.mark.parametrize(("seed", "method"), [(4, "spawn"), (1, "forkserver")])
 def test_so_it_does_whatever_its_processes_start_with(seed: int, method: str) -> None:
     life = random_lives.Life(seed, (method,))
     assert life.kind == "workers"

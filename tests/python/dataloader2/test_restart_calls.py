@@ -162,9 +162,18 @@ def raised(item):
     return (*raised(value), *by) if isinstance(value, Boxed) else (value, *by)
 
 
-@pytest.mark.parametrize("seconds", [1000.0, 0.0], ids=["from the beginning", "from a snapshot"])
-@pytest.mark.parametrize("victims", [(0, 1, 0), (2, 2, 2), (1, 2, 0)], ids=str)
-@pytest.mark.parametrize("where", ["before", "behind", "both"])
+@pytest.mark.parametrize(
+    ("where", "victims", "seconds"),  # from the beginning, or from a snapshot
+    [
+        ("before", (0, 1, 0), 1000.0),
+        ("before", (2, 2, 2), 0.0),
+        ("behind", (1, 2, 0), 1000.0),
+        ("behind", (0, 1, 0), 0.0),
+        ("both", (2, 2, 2), 1000.0),
+        ("both", (1, 2, 0), 0.0),
+    ],
+    ids=str,
+)
 def test_with_a_dispatching_process_all_meet_functions_between_the_same_two_items(where, victims, seconds, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", seconds)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)

@@ -126,7 +126,7 @@ def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int 
         warnings.simplefilter("ignore")
         with loader(pipe("whole"), workers) as made:
             whole = [list(made), list(made)]
-        for place in 0, 3:
+        for place in (3,) if workers else (0, 3):
             counting = Counting(tmp_path / f"skipped {place}")
             with loader(pipe(counting.path.name), workers) as made:
                 reading = iter(made)

@@ -207,7 +207,9 @@ def test_a_loader_goes_on_from_every_position_and_in_the_next_epoch(
         with loader() as made:
             epochs = [list(made) for _ in range(4)]
         for epoch in 0, 2:
-            for position in range(len(epochs[epoch]) + 2):
+            # With workers, which take long to start, it is every other one, and the first one of the later epoch.
+            places = range(len(epochs[epoch]) + 2)
+            for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:
                     for _ in range(epoch):
                         list(made)
