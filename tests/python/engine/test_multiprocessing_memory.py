@@ -206,7 +206,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
 
 
 @pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
-def test_64_workers_start_with_256_descriptors(tmp_path):
+def test_256_workers_start_with_1024_descriptors(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -214,10 +214,10 @@ def test_64_workers_start_with_256_descriptors(tmp_path):
             import resource
             from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
             from torchdata.datapipes.iter import IterableWrapper
-            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-            datapipe = IterableWrapper(range(64)).sharding_filter()
-            with DataLoader2(datapipe, reading_service=MultiProcessingReadingService(64, "fork")) as dl:
-                print(list(dl) == list(range(64)))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+            datapipe = IterableWrapper(range(256)).sharding_filter()
+            with DataLoader2(datapipe, reading_service=MultiProcessingReadingService(256, "fork")) as dl:
+                print(list(dl) == list(range(256)))
             """
         )
     )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(scope="module")
 def busy() -> Iterator[None]:
-    with load_of((1 + len(os.sched_getaffinity(0))) // 2):
+    with load_of(len(os.sched_getaffinity(0))):
         yield
 
 
