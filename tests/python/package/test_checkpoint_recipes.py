@@ -1,10 +1,7 @@
-"""The recipes of the guide "Checkpoints" that need more than a page that is run: Lightning, and several ranks."""
+"""The recipe of the guide "Checkpoints" that needs several ranks; that of Lightning is run by `test_recipes.py`."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 import doc_blocks
 from ranks import gloo_job
 
-pytest.importorskip("torch", reason="the recipes are for its libraries")
+pytest.importorskip("torch", reason="the recipe is for its checkpoints")
 pytestmark = pytest.mark.alone
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/checkpoints.md"
@@ -22,16 +19,6 @@ BLOCKS = [block.code for block in doc_blocks.blocks(GUIDE) if block.language == 
 def block_with(words: str) -> str:
     (found,) = [code for code in BLOCKS if words in code]
     return found
-
-
-def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="it is what is tried here")
-    script = tmp_path / "recipe.py"
-    script.write_text(BLOCKS[0] + "import os, tempfile\n" + block_with("import lightning"))
-    command = [sys.executable, "-W", "ignore", str(script)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
-    assert run.returncode == 0, run.stderr
 
 
 def test_ranks_save_and_load_one_distributed_checkpoint(tmp_path: Path) -> None:

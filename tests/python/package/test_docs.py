@@ -16,6 +16,8 @@ import pytest
 
 import doc_blocks
 import torchdata
+from fresh_processes import run_program
+from needing import needs
 from torchdata.datapipes.iter import IterDataPipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,13 +93,16 @@ def examples() -> list[tuple[str, str]]:
 def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Path) -> None:
     code, shown = examples()[number]
     if "torchdata.stateful_dataloader" in code:
-        pytest.importorskip("torch", reason="it is a loader of torch's")
+        needs("torch", "it is a loader of torch's")
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
-    # The package under test, wherever the run found it.
-    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
-    command = [sys.executable, "-W", "error", str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+    if doc_blocks.NEEDS_TORCH.search(code):
+        run = run_program(script)
+    else:
+        # The package under test, wherever the run found it.
+        environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+        command = [sys.executable, "-W", "error", str(script)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
     # In what is shown, `...` stands for whatever differs from machine to machine.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
@@ -232,7 +237,7 @@ def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) 
     examples = doc_blocks.examples(page)
     for package in ("torch", "accelerate", "jax"):
         if any(re.search(rf"^ *(import|from) {package}\b", one.block.code, re.M) for one in examples):
-            pytest.importorskip(package, reason=f"{page.name} shows how to use it")
+            needs(package, f"{page.name} shows how to use it")
     for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
         place = f"{page}, line {example.block.line}"
         assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), f"{place}: {printed}"

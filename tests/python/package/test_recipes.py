@@ -14,10 +14,12 @@ import pytest
 
 import doc_blocks
 import torchdata
-from ranks import environment_of_ranks
+from needing import needs
+from ranks import torchrun
 from s3_server import ENVIRONMENT, fill, s3_server
 
 RECIPES = Path(__file__).resolve().parents[3] / "docs" / "recipes"
+CHECKPOINTS = RECIPES.parent / "guides" / "checkpoints.md"
 pytestmark = pytest.mark.alone
 
 
@@ -29,12 +31,12 @@ def recipe(page: str, words: str) -> str:
     return code
 
 
-def run(code: str, folder: Path, *launcher: str, **environment: str) -> str:
+def run(code: str, folder: Path, **environment: str) -> str:
     """What the program prints."""
     (folder / "train.py").write_text(code)
     path = str(Path(torchdata.__file__).resolve().parents[1])
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", *launcher, "train.py"],
+        [sys.executable, "-W", "ignore", "train.py"],
         capture_output=True,
         text=True,
         timeout=250,
@@ -46,20 +48,24 @@ def run(code: str, folder: Path, *launcher: str, **environment: str) -> str:
 
 
 def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the recipe is for it")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    printed = run(recipe("training.md", "DistributedDataParallel(torch"), tmp_path, *launcher, **environment_of_ranks())
-    steps = re.findall(r"rank (\d): (\d) steps", printed)
+    needs("torch", reason="the recipe is for it")
+    (tmp_path / "train.py").write_text(recipe("training.md", "DistributedDataParallel(torch"))
+    steps = re.findall(r"rank (\d): (\d) steps", "".join(torchrun(tmp_path / "train.py")))
     assert sorted(rank for rank, _ in steps) == ["0", "0", "1", "1"]
     assert len({count for _, count in steps}) == 1
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    """In one process, as both take seconds to import."""
-    pytest.importorskip("lightning", reason="a recipe is for it")
-    pytest.importorskip("transformers", reason="a recipe is for it")
+    """In one process, as both take seconds to import; so is the guide's recipe of a stop in the middle of an epoch."""
+    needs("lightning", reason="a recipe is for it")
+    needs("transformers", reason="a recipe is for it")
     both = recipe("training.md", "lightning.Trainer") + recipe("training.md", "MyTrainer")
-    assert re.findall(r"(\d+) steps", run(both, tmp_path)) == ["16", "8"]
+    blocks = [one.code for one in doc_blocks.blocks(CHECKPOINTS) if one.language == "python"]
+    [goes_on] = [code for code in blocks if "import lightning" in code]
+    goes_on = f"{blocks[0]}import os, tempfile\n{goes_on}print('it went on')\n"
+    printed = run(both + goes_on, tmp_path)
+    assert re.findall(r"(\d+) steps", printed) == ["16", "8"]
+    assert "it went on" in printed
 
 
 CONTENTS = {".txt": b"text", ".cls": b"7"}
@@ -77,8 +83,8 @@ def shard(keys: list[str]) -> bytes:
 
 
 def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:
-    pytest.importorskip("moto", reason="a server of S3")
-    pytest.importorskip("obstore", reason="it is an extra")
+    needs("moto", reason="a server of S3")
+    needs("obstore", reason="it is an extra")
     shards = {f"train/{number}.tar": shard([f"{number}0", f"{number}1"]) for number in range(3)}
     with s3_server() as endpoint:
         fill(endpoint, {"bucket": shards}).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from fresh_processes import FreshProcesses  # noqa: E402
 from library_trainers import EPOCHS, STEPS  # noqa: E402
+from needing import needs  # noqa: E402
 from process_checks import children, shared_mappings  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -61,17 +63,24 @@ LIBRARIES = {
 }
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[FreshProcesses]:
+    """One server of all libraries: most of what each of them imports, the others need as well."""
+    modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
+    with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
+        yield processes
+
+
 @pytest.fixture(scope="module", params=LIBRARIES)
-def train(request: pytest.FixtureRequest) -> Iterator[Any]:
+def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
     """Trains with a library, in processes that have imported it."""
-    pytest.importorskip(request.param, reason="it is what is tried here")
-    with FreshProcesses("library_trainers", *LIBRARIES[request.param], limit=100.0) as processes:
+    needs(request.param, "it is what is tried here")
 
-        def run(workers: int, folder: Path, **more: Any) -> Any:
-            options = {"library": request.param, "workers": workers, "folder": folder}
-            return processes.call("library_trainers:train", **options, **more)
+    def run(workers: int, folder: Path, **more: Any) -> Any:
+        options = {"library": request.param, "workers": workers, "folder": folder}
+        return processes.call("library_trainers:train", **options, **more)
 
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +89,11 @@ def whole(train: Any, names: Any) -> Any:
     return functools.cache(lambda workers: train(workers, names()))
 
 
-@pytest.mark.parametrize("stop", [2, STEPS, STEPS + 1], ids=["middle", "end", "second epoch"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "stop"),
+    [(0, 2), (0, STEPS + 1), (2, 2), (2, STEPS)],
+    ids=["middle", "second epoch", "middle, workers", "end, workers"],
+)
 def test_a_library_s_trainer_goes_on_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:

@@ -24,6 +24,10 @@ from fresh_processes import run_program
 #: Printed behind each block; no block prints it.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
+#: What stands in a program that imports torch; webdataset does it by itself.
+NEEDS_TORCH = re.compile(
+    r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
+)
 #: Runs a file as a notebook does its cells: workers find no program that they could import.
 _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
@@ -90,12 +94,14 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program; one that begins with torch in a process that has it, as its import takes so long."""
+    """Runs the examples' program; one that takes torch in a process that has it, as its import takes so long."""
     codes = [example.block.code for example in program]
     # One library leaves closing its files to the interpreter.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
-    if not how and re.search(r"^(import torch|from torchdata\.nodes import .*)$", codes[0], re.M):
+    first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
+    # What is collated before torch is imported are arrays, and tensors where it is there already.
+    if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
     # The package under test, wherever the run found it.
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}

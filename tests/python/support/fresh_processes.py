@@ -67,16 +67,29 @@ class FreshProcesses:
         self._server.stdout.close()
         self._server.wait()
 
+    def imports(self, *modules: str) -> FreshProcesses:
+        """Has the server import more modules, for all calls to come; returns this server.
+
+        Raises:
+            RuntimeError: an import failed.
+        """
+        self._ask(modules=modules)
+        return self
+
     def call(self, function: str, **arguments: Any) -> Any:
         """Calls a function, named as "module:function", and returns its result; arguments and result are JSON.
 
         Raises:
             RuntimeError: the function raised, its process died or took too long.
         """
+        return self._ask(function=function, limit=self.limit, arguments=arguments)
+
+    def _ask(self, **order: Any) -> Any:
+        """The result of an order, by the server or by a child of it."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
-        order = {"function": function, "limit": self.limit, "arguments": arguments, "number": self._number}
+        order["number"] = self._number
         with contextlib.suppress(BrokenPipeError):
             self._server.stdin.write(json.dumps(order, default=str) + "\n")
             self._server.stdin.flush()
@@ -95,7 +108,7 @@ class FreshProcesses:
 
 @functools.cache
 def with_torch() -> FreshProcesses:
-    """The server of this process that has imported torch, NumPy and the package."""
+    """The server of this process that has imported torch, NumPy and the package: its tests share it."""
     server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -147,8 +160,13 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
 
 
 def answer_to(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of a call or its error."""
+    """The result of a call, or of imports, or its error."""
     try:
+        if "modules" in order:
+            for name in order["modules"]:
+                importlib.import_module(name)
+            gc.freeze()
+            return {"result": None}
         seed_from_the_system()
         module, _, name = order["function"].partition(":")
         return {"result": getattr(importlib.import_module(module), name)(**order["arguments"])}
@@ -205,7 +223,8 @@ def serve(modules: list[str]) -> None:
     gc.freeze()  # what was imported is shared with the children as long as no garbage collection there goes through it
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps({**in_child(order), "number": order["number"]}), file=answers, flush=True)
+        answer = answer_to(order) if "modules" in order else in_child(order)
+        print(json.dumps({**answer, "number": order["number"]}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

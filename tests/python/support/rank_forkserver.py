@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -84,6 +85,11 @@ class ForkedProgram:
         self._output = self._process = -1
 
 
+def imports(*modules: str) -> None:
+    """Has the process that starts programs import more, for all programs to come."""
+    _ask({"modules": modules})
+
+
 def _ask(order: dict[str, Any], *descriptors: int) -> int:
     global _server
     if _server is None:
@@ -117,6 +123,11 @@ def serve(asked: socket.socket) -> None:
         if not message:
             break
         order = json.loads(message)
+        if "modules" in order:
+            for name in order["modules"]:
+                importlib.import_module(name)
+            asked.send(b"0")
+            continue
         if "reap" in order:
             started.discard(order["reap"])
             asked.send(str(os.waitpid(order["reap"], 0)[1]).encode())

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import rank_forkserver
 from leftovers import SHARED_MEMORY, held_files
 from rank_forkserver import ForkedProgram
 
@@ -142,6 +143,35 @@ def gloo_job(
         yield Job(tmp_path, processes, ranks)
     finally:
         _end(processes)
+
+
+def torchrun(program: Path, ranks: int = 2) -> list[str]:
+    """Runs a program on ranks that find each other as torchrun's do, and returns what each has printed.
+
+    Its launcher and each of its ranks would import torch; here the ranks are forks of a process that has.
+    """
+    import torch.distributed as dist
+
+    rank_forkserver.imports("torch._dynamo")  # which DistributedDataParallel needs, in each rank
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
+    environment = environment_of_ranks() | {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    processes: list[subprocess.Popen[str] | ForkedProgram] = []
+    try:
+        for rank in range(ranks):
+            one = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(ForkedProgram([str(program)], one))
+        printed = [process.communicate(timeout=250)[0] for process in processes]
+        assert [process.poll() for process in processes] == [0] * ranks, printed
+    finally:
+        _end(processes)
+    return printed
 
 
 @contextmanager

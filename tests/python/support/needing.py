@@ -1,0 +1,13 @@
+"""Skips tests where a package is not installed that processes of theirs import: here its import would cost seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def needs(package: str, reason: str) -> None:
+    """Skips the test, or the whole file that calls this, unless the package is installed; it is not imported."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)
