@@ -346,8 +346,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @families()
-@pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("way", "begun"), [("copy", False), *((way, True) for way in COPIES)])
 def test_a_copy_is_a_loader_of_its_own_that_has_not_begun(made: Any, way: str, begun: bool) -> None:
     if begun:
         iterator = iter(made)

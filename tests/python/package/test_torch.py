@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipes_of_users import Cutting, TupleState, plus_one, threads
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.graph import (
     find_dps,
@@ -33,10 +34,6 @@ from torchdata.datapipes.state import iterate, load_state, save_state
 
 torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
-
-
-def plus_one(item: int) -> int:
-    return item + 1
 
 
 class TorchDoubler(data.IterDataPipe):
@@ -233,31 +230,6 @@ def test_methods_that_users_put_on_one_base_are_found_on_pipes_of_the_other(
         _ = IterableWrapper([1]).nothing_of_this_name
 
 
-class TupleState(IterDataPipe):
-    """A pipe that pickles as a tuple and asks the hook, as many pipes written for torchdata do."""
-
-    def __init__(self, source_datapipe: Any, factor: int) -> None:
-        self.source_datapipe, self.factor = source_datapipe, factor
-        self.resets = 0
-
-    def __iter__(self) -> Any:
-        for item in self.source_datapipe:
-            yield item * self.factor
-
-    def reset(self) -> None:
-        self.resets += 1
-
-    def __getstate__(self) -> Any:
-        state = (self.source_datapipe, self.factor)
-        if IterDataPipe.getstate_hook is not None:
-            return IterDataPipe.getstate_hook(state)
-        return state
-
-    def __setstate__(self, state: Any) -> None:
-        self.source_datapipe, self.factor = state
-        self.resets = 0
-
-
 def test_pipes_with_a_state_of_their_own_are_traversed_copied_and_sent_to_workers() -> None:
     from torch.utils.data import graph
 
@@ -282,20 +254,6 @@ def test_graphs_are_searched_and_changed_by_exact_class_while_they_are_built() -
     assert list(pipe) == [[7, 8], [9]]
 
 
-class Cutting(IterDataPipe):
-    """Puts another source below itself while it runs, as samplers of graphs do."""
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
-
-    def __iter__(self) -> Any:
-        for item in list(self.source_datapipe):
-            (source,) = find_dps(traverse_dps(self), IterableWrapper)
-            graph = replace_dp(traverse_dps(self), source, IterableWrapper([item, 10 * item]))
-            assert list_dps(graph)[0] is self
-            yield from self.source_datapipe
-
-
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | None) -> None:
     pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
@@ -313,12 +271,12 @@ def who_am_i(item: int) -> Any:
     return info.id, info.num_workers, info.seed == torch.initial_seed(), type(info.dataset).__name__
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_torch_knows_which_worker_it_is_in(method: str) -> None:
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_torch_knows_which_worker_it_is_in(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(4)).sharding_filter().map(who_am_i)
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
         for _ in range(2):
-            assert sorted(set(loader)) == [(0, 2, True, "Mapper"), (1, 2, True, "Mapper")]
+            assert sorted(set(loader)) == [(worker, workers, True, "Mapper") for worker in range(workers)]
     assert torch.utils.data.get_worker_info() is None
 
 
@@ -386,11 +344,11 @@ def test_a_length_that_is_not_known_is_refused_and_keeps_nobody_from_iterating()
         assert list(unknown) == list(shared) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str) -> None:
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
     loader = data.DataLoader(
-        pipe, 4, num_workers=2, shuffle=True, persistent_workers=True, multiprocessing_context=method
+        pipe, 4, num_workers=workers, shuffle=True, persistent_workers=True, multiprocessing_context=method
     )
     orders = [[item for batch in loader for item in batch.tolist()] for _ in range(3)]
     assert all(sorted(order) == list(range(1, 21)) for order in orders)
@@ -427,11 +385,11 @@ def test_graphs_are_pickled_and_sent_to_workers_while_hooks_are_set() -> None:
 WITHOUT_DILL = """
 import sys
 sys.modules["dill"] = None
-import torch.utils.data.graph
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import traverse_dps
 from torchdata.datapipes.iter import IterableWrapper
 if __name__ == "__main__":
+    import torch.utils.data.graph
     pipe = IterableWrapper(range(4)).sharding_filter().map(lambda item: item + 1)
     assert len(traverse_dps(pipe)) == len(torch.utils.data.graph.traverse_dps(pipe)) == 1
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "spawn")) as loader:
@@ -485,16 +443,11 @@ def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
     assert isinstance(MapDataPipe, type)
 
 
-def threads(item: int) -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it(method: str) -> None:
     pipe = IterableWrapper(range(2)).sharding_filter().map(threads)
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+    workers = 1 if method == "spawn" else 2  # one that is spawned imports torch
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
         assert list(loader) == [1, 1]
 
 

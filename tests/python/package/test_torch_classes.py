@@ -7,10 +7,12 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fresh_processes import run_program
 from torchdata.dataloader2.graph import find_dps, replace_dp, traverse_dps
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Shuffler
 from torchdata.datapipes.map import SequenceWrapper
@@ -25,28 +27,23 @@ def plus_one(item: int) -> int:
     return item + 1
 
 
-def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter, in which warnings are errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-WHO_COMES_FIRST = """
-import sys
-if sys.argv[1] == "torch":
-    import torch
+#: The parts of these programs before and behind the import of torch.
+WHO_COMES_FIRST = (
+    """
 from torchdata.datapipes.iter import *  # with all that is imported late
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 from torchdata.dataloader2 import DataLoader2
-before = list(sys.meta_path)
 pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])
-assert ("torch" in sys.modules) == (sys.argv[1] == "torch")
-if sys.argv[1] == "nobody":
-    print(list(DataLoader2(pipe)), "torch" in sys.modules)
-    sys.exit()
+""",
+    """
 import torch.utils.data as data
-assert len(sys.meta_path) == len(before) - (sys.argv[1] == "we")
 assert isinstance(pipe, data.IterDataPipe) and isinstance(pipe, data.IterableDataset) and isinstance(pipe, data.Dataset)
 assert issubclass(Mapper, data.IterDataPipe) and not isinstance(pipe, data.MapDataPipe)
 assert isinstance(by_index, data.Dataset) and not isinstance(by_index, data.IterableDataset)
@@ -59,22 +56,10 @@ assert isinstance(pipe, data.datapipes.iter.Mapper) and not isinstance(pipe, dat
 assert isinstance(by_index, data.datapipes.map.SequenceWrapper)
 assert isinstance(data.datapipes.map.SequenceWrapper([1]), MapDataPipe)
 assert not isinstance([1], (IterDataPipe, data.IterDataPipe))
-assert not isinstance(data.TensorDataset(torch.ones(2)) if "torch" in globals() else 1, (IterDataPipe, MapDataPipe))
+assert not isinstance(data.TensorDataset(__import__("torch").ones(2)), (IterDataPipe, MapDataPipe))
 print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
-"""
-
-
-@pytest.mark.parametrize(
-    ("who", "printed"),
-    [
-        ("torch", "['0', '1', '2'] True\n"),
-        ("we", "['0', '1', '2'] True\n"),
-        ("nobody", "['0', '1', '2'] False\n"),
-    ],
+""",
 )
-def test_classes_know_each_other_whoever_is_imported_first(who: str, printed: str) -> None:
-    done = run_code(WHO_COMES_FIRST, who)
-    assert (done.stdout, done.stderr) == (printed, "")
 
 
 @pytest.mark.parametrize("kind", ["iter", "map"])
@@ -114,7 +99,8 @@ def test_pipes_are_found_and_replaced_by_the_classes_of_torch() -> None:
     assert list(last) == [7]
 
 
-CLASSES_THAT_WERE_THERE_BEFORE_TORCH = """
+CLASSES_THAT_WERE_THERE_BEFORE_TORCH = (
+    """
 import copy, dataclasses, pickle
 from typing import Generic, TypeVar
 from torchdata.datapipes.iter import IterDataPipe
@@ -137,6 +123,8 @@ pipes = [LoudWords("ab"), Count(2), Slots(), Listed([7]), SequenceWrapper([8])]
 running = iter(pipes[0].map(str.upper))
 saved = pickle.dumps(pipes[1])
 seen = [next(running)]
+""",
+    """
 import torch.utils.data as data
 for pipe in pipes:
     assert isinstance(pipe, data.Dataset) and issubclass(type(pipe), data.Dataset), pipe
@@ -145,12 +133,8 @@ class Both(IterDataPipe, data.Dataset):
     def __iter__(self): yield 5
 print(seen, list(pickle.loads(saved)), list(copy.deepcopy(pipes[1])), pipes[3][0], list(Both() + Both()))
 print(list(pipes[4] + Listed([9])))
-"""
-
-
-def test_pipes_of_before_become_datasets_in_the_middle_of_an_iteration() -> None:
-    done = run_code(CLASSES_THAT_WERE_THERE_BEFORE_TORCH)
-    assert (done.stdout, done.stderr) == ("['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n", "")
+""",
+)
 
 
 def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> None:
@@ -182,6 +166,12 @@ def test_every_import_of_the_package_leaves_torch_alone() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+def test_a_loader_reads_without_torch() -> None:
+    code = "import sys\n" + WHO_COMES_FIRST[0] + "print(list(DataLoader2(pipe)), 'torch' in sys.modules)\n"
+    done = run_code(code)
+    assert (done.stdout, done.stderr) == ("['0', '1', '2'] False\n", "")
+
+
 class TorchStream(data.IterableDataset):
     def __iter__(self) -> Any:
         yield from range(3)
@@ -203,14 +193,15 @@ def test_pipes_and_datasets_of_torch_are_added_in_either_order() -> None:
         stream + [8]
 
 
-WRAPPERS_OF_STREAMS = """
-import io, sys
-if sys.argv[1] == "torch":
-    import torch.utils.data
+WRAPPERS_OF_STREAMS = (
+    """
+import io
 from torchdata.datapipes.utils import StreamWrapper
 class Mine(StreamWrapper): pass
 stream = StreamWrapper(io.BytesIO(b"abc"), name="before")
-assert ("torch" in sys.modules) == (sys.argv[1] == "torch") and not isinstance(3, StreamWrapper)
+assert not isinstance(3, StreamWrapper)
+""",
+    """
 from torch.utils.data.datapipes.utils.common import StreamWrapper as Theirs, validate_pathname_binary_tuple
 for ours in (stream, Mine(io.BytesIO())):
     assert isinstance(ours, Theirs)
@@ -223,13 +214,44 @@ assert not theirs.closed
 child.close()
 assert theirs.closed
 print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
-"""
+""",
+)
+
+#: What each prints.
+PROGRAMS = {
+    CLASSES_THAT_WERE_THERE_BEFORE_TORCH: "['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n",
+    WRAPPERS_OF_STREAMS: "StreamWrapper<before b'abc' True\n",
+    WHO_COMES_FIRST: "['0', '1', '2'] True\n",
+}
 
 
-@pytest.mark.parametrize("first", ["torch", "ours"])
-def test_wrappers_of_streams_of_torch_and_ours_are_each_others(first: str) -> None:
-    done = run_code(WRAPPERS_OF_STREAMS, first)
-    assert (done.stdout, done.stderr) == ("StreamWrapper<before b'abc' True\n", "")
+def test_pipes_and_streams_of_before_are_torchs_too_once_it_is_imported() -> None:
+    """Also in the middle of an iteration. The parts are one program, as torch takes long to import."""
+    code = (
+        "import sys, types\n"
+        f"programs = {list(PROGRAMS)!r}\n"
+        "names = [f'program_{number}' for number in range(len(programs))]\n"
+        "sys.modules.update((name, types.ModuleType(name)) for name in names)\n"
+        "spaces = [vars(sys.modules[name]) for name in names]\n"
+        "for (before, _), space in zip(programs, spaces):\n"
+        "    exec(before, space)\n"
+        "assert 'torch' not in sys.modules\n"
+        "finders = len(sys.meta_path)\n"
+        "import torch.utils.data\n"
+        "assert len(sys.meta_path) == finders - 1\n"
+        "for (_, behind), space in zip(programs, spaces):\n"
+        "    exec(behind, space)\n"
+    )
+    done = run_code(code)
+    assert (done.stdout, done.stderr) == ("".join(PROGRAMS.values()), "")
+
+
+@pytest.mark.parametrize("program", [WHO_COMES_FIRST, WRAPPERS_OF_STREAMS], ids=["classes", "streams"])
+def test_classes_know_each_other_where_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
+    """The server that runs it has imported torch before the package."""
+    (tmp_path / "program.py").write_text("import sys\nassert 'torch' in sys.modules\n" + "".join(program))
+    done = run_program(tmp_path / "program.py")
+    assert (done.stdout, done.stderr) == (PROGRAMS[program], "")
 
 
 def test_streams_in_torchs_wrappers_are_closed_and_parked_as_ours(tmp_path: Any) -> None:

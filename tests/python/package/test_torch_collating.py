@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
+from fresh_processes import run_program, with_torch
 from process_checks import loader, nothing_is_left  # noqa: F401
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -40,15 +40,16 @@ class Collated:
         return collated, get_worker_info().id, collated["image"].data_ptr() in tensors._rooms
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_batches_are_made_in_the_memory_that_they_leave_by(method: str) -> None:
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_batches_are_made_in_the_memory_that_they_leave_by(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(24)).sharding_filter().map(sample).batch(4).map(Collated())
-    expected = [default_collate([sample(n) for n in range(first, 24, 2)][start : start + 4])
-                for start in (0, 4, 8) for first in (0, 1)]  # fmt: skip
-    with loader(pipe, 2, multiprocessing_context=method) as dl:
+    expected = [default_collate([sample(n) for n in range(first, 24, workers)][start : start + 4])
+                for start in range(0, 24 // workers, 4) for first in range(workers)]  # fmt: skip
+    with loader(pipe, workers, multiprocessing_context=method) as dl:
         for _ in range(2):
             got = list(dl)
-            assert [(worker, there) for _, worker, there in got] == [(0, True), (1, True)] * 3
+            assert [worker for _, worker, _ in got] == [*range(workers)] * (6 // workers)
+            assert all(there for *_, there in got)
             for (collated, _, _), right in zip(got, expected, strict=True):
                 assert collated.keys() == right.keys()
                 for name in right:
@@ -191,7 +192,13 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
     assert outcome([numpy.ones(2)] * 2, module.default_collate_fn_map) == "own"
 
 
-def test_an_array_that_must_not_be_written_to_is_warned_of_as_by_torch() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def started() -> None:
+    """Starts the process that has imported torch, which stays: each test leaves as many as there were before it."""
+    with_torch()
+
+
+def test_an_array_that_must_not_be_written_to_is_warned_of_as_by_torch(tmp_path: Path) -> None:
     program = """
 import warnings, numpy, torch
 from torch.utils.data import _utils
@@ -204,5 +211,6 @@ with warnings.catch_warnings(record=True) as told:
     torch.utils.data.default_collate([numpy.ones(3), locked])
 print([str(one.message)[:40] for one in told])
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert run.stdout == "['The given NumPy array is not writable, a']\n"
+    (tmp_path / "program.py").write_text(program)
+    run = run_program(tmp_path / "program.py")
+    assert (run.stdout, run.stderr) == ("['The given NumPy array is not writable, a']\n", "")

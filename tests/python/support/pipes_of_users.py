@@ -1,0 +1,58 @@
+"""Pipes and functions of users in a module without torch: a worker that is spawned for them need not import it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+class TupleState(IterDataPipe):
+    """A pipe that pickles as a tuple and asks the hook, as many pipes written for torchdata do."""
+
+    def __init__(self, source_datapipe: Any, factor: int) -> None:
+        self.source_datapipe, self.factor = source_datapipe, factor
+        self.resets = 0
+
+    def __iter__(self) -> Any:
+        for item in self.source_datapipe:
+            yield item * self.factor
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def __getstate__(self) -> Any:
+        state = (self.source_datapipe, self.factor)
+        if IterDataPipe.getstate_hook is not None:
+            return IterDataPipe.getstate_hook(state)
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        self.source_datapipe, self.factor = state
+        self.resets = 0
+
+
+class Cutting(IterDataPipe):
+    """Puts another source below itself while it runs, as samplers of graphs do."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Any:
+        for item in list(self.source_datapipe):
+            (source,) = find_dps(traverse_dps(self), IterableWrapper)
+            graph = replace_dp(traverse_dps(self), source, IterableWrapper([item, 10 * item]))
+            assert list_dps(graph)[0] is self
+            yield from self.source_datapipe
+
+
+def threads(item: int) -> int:
+    """Of torch, which is imported here."""
+    import torch
+
+    return torch.get_num_threads()
