@@ -31,8 +31,17 @@ class Own(BaseContext):
         self.Process = kind
 
 
-@pytest.mark.parametrize("kind", [SpawnProcess, Spawned, ForkProcess])
-@pytest.mark.parametrize("exits", ["error", "restart"])
-def test_a_context_of_the_programs_own_starts_workers(kind, exits):
-    loader = StatefulDataLoader(range(9), num_workers=2, multiprocessing_context=Own(kind), on_worker_exit=exits)
-    assert [int(number) for _ in range(2) for number in loader] == [*range(9)] * 2
+@pytest.mark.parametrize(
+    ("kind", "exits", "workers"),
+    [
+        (ForkProcess, "error", 2),
+        (ForkProcess, "restart", 2),
+        # One worker and one epoch: each process that is spawned imports torch.
+        (SpawnProcess, "error", 1),
+        (Spawned, "restart", 1),
+    ],
+)
+def test_a_context_of_the_programs_own_starts_workers(kind, exits, workers):
+    loader = StatefulDataLoader(range(9), num_workers=workers, multiprocessing_context=Own(kind), on_worker_exit=exits)
+    for _ in range(workers):
+        assert [int(number) for number in loader] == [*range(9)]

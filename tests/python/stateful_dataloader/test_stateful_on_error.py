@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
+from fresh_processes import with_torch  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.judging import Judge  # noqa: E402
@@ -165,7 +166,7 @@ def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any,
         next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
     assert sum(state["_torchdata_rs"]["skipped"]["kinds"].values()) == [0, 1, 5, 6, 6][count]
-    for later in (way, WAYS[1]):
+    for later in [way, WAYS[1]][: 1 if way is WAYS[1] else 2]:
         resumed = loader_of(**later)
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
@@ -387,7 +388,7 @@ FULL = [[0, 2, 3, 8], [9, 10, 11, 12], [14, 15, 16, 17], [18, 19]]
 
 
 @pytest.mark.parametrize("dataset", [Some, AtOnce])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS[:4])
 def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way: Any) -> None:
     loader = loader_of(dataset(), error_fill=True, **way)
     for _ in range(2):
@@ -401,11 +402,15 @@ def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way
         assert way["workers"] or came == FULL
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"in_order": False}, {"shuffle": True}])
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        *((workers, options) for workers in (0, 2) for options in ({}, {"drop_last": True}, {"shuffle": True})),
+        (1, {}),
+        (2, {"in_order": False}),
+    ],
+)
 def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any) -> None:
-    if not workers and "in_order" in options:
-        return
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
@@ -553,7 +558,7 @@ def test_an_iterator_that_cannot_go_on_is_an_error_that_says_why(
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
-    with Judge() as judge:
+    with Judge(server=with_torch()) as judge:
         yield judge
 
 

@@ -66,9 +66,24 @@ SAMPLERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", WORKERS[:2], ids=str)
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(name: str, options: dict[str, Any]) -> None:
+#: One for each way of drawing: an order is drawn in the main process, with workers or without.
+WITH_WORKERS = [
+    "shuffle",
+    "shuffle, a generator",
+    "single",
+    "replacement",
+    "batches",
+    "of one's own, NumPy",
+    "distributed",
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [*((WORKERS[0], name) for name in SAMPLERS), *((WORKERS[1], name) for name in WITH_WORKERS)],
+    ids=str,
+)
+def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(options: dict[str, Any], name: str) -> None:
     def make() -> Any:
         given = {"dataset": range(32), **SAMPLERS[name](), **options}
         return StatefulDataLoader(given.pop("dataset"), **given)

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
+from fresh_processes import with_torch
 from random_stateful.judging import Judge
 
 #: Seeds that once showed a mistake.
@@ -16,7 +17,7 @@ TOLD = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 287, 4
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
-    with Judge() as judge:
+    with Judge(server=with_torch()) as judge:
         yield judge
 
 

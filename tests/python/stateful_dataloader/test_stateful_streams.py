@@ -117,7 +117,7 @@ STREAMS = [TakesOnce, CountsEpochs, CountsWhenBegun, BeginsAnew, ItsOwnIterator,
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("stream", STREAMS)
 def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
-    moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 3), (1, None)], 2: [(0, 1), (1, 0), (1, 3), (1, None)]}
+    moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 3), (1, None)], 2: [(1, 0), (1, 3), (1, None)]}
     for batch_size in (2, None)[: 1 if options else 2]:
         check_goes_on(
             lambda size=batch_size: StatefulDataLoader(stream(), batch_size=size, **options),
@@ -131,7 +131,7 @@ def test_a_state_that_is_loaded_twice_and_saved_in_between_goes_on(stream: Any) 
     for options in WORKERS[::2]:
         whole = epochs_of(StatefulDataLoader(stream(), batch_size=2, **options), 4)
         state = saved_at(StatefulDataLoader(stream(), batch_size=2, **options), 1, 1)
-        for taken in (0, 1, 2):
+        for taken in (0, 2) if options else (0, 1, 2):
             later = StatefulDataLoader(stream(), batch_size=2, **options)
             later.load_state_dict(state)
             iterator = iter(later)
@@ -160,7 +160,7 @@ def test_behind_broken_epochs_streams_go_on_as_without_a_stop(stream: Any, optio
                 pass
         return loader
 
-    with_workers = {1: BREAKS[2::2], 2: BREAKS[1:2], 7: BREAKS[3:4]}
+    with_workers = {1: BREAKS[4:], 2: BREAKS[2:3], 7: BREAKS[3:4]}
     for breaks in with_workers[every] if options else BREAKS:
         whole = epochs_of(broken(breaks), 3)
         for batches in (0, 1, 2) if not options else (0, 1):

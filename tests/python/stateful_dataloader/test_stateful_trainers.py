@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 
 pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from fresh_processes import FreshProcesses
+from fresh_processes import FreshProcesses, with_torch
 from trainers import TRAINERS
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[FreshProcesses]:
-    with FreshProcesses("trainers") as processes:
-        yield processes
+def processes() -> FreshProcesses:
+    return with_torch().imports("trainers")
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +34,11 @@ def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -
     return of
 
 
-@pytest.mark.parametrize("stop", [(0, 2), (0, -1), (1, 1)], ids=["middle", "end", "second epoch"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "stop"),
+    [(0, (0, 2)), (0, (1, 1)), (2, (0, 2)), (2, (0, -1))],
+    ids=["middle", "second epoch", "middle, workers", "end, workers"],
+)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(
     processes: FreshProcesses, whole: Any, tmp_path: Path, trainer: str, workers: int, stop: tuple[int, int]

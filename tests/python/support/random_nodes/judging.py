@@ -20,18 +20,28 @@ class Judge:
         python: the interpreter.
         limit: seconds after which a run counts as hung.
         processes: whether graphs may have worker processes.
+        server: what makes fresh processes, instead of one of its own under that interpreter.
     """
 
-    def __init__(self, python: str = sys.executable, limit: float = 30.0, processes: bool = False) -> None:
+    def __init__(
+        self,
+        python: str = sys.executable,
+        limit: float = 30.0,
+        processes: bool = False,
+        server: FreshProcesses | None = None,
+    ) -> None:
         self.processes = processes
         self.positions = 0
-        self._runs = FreshProcesses("random_nodes.running", "torchdata.nodes", python=python, limit=limit)
+        modules = ("random_nodes.running", "torchdata.nodes")
+        self._is_own = server is None
+        self._runs = server.imports(*modules) if server else FreshProcesses(*modules, python=python, limit=limit)
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._runs.__exit__(kind, error, tb)
+        if self._is_own:
+            self._runs.__exit__(kind, error, tb)
 
     def judge(self, seed: int) -> Verdict:
         """Runs the program of a seed, and goes on from some of its places."""

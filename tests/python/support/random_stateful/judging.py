@@ -19,20 +19,22 @@ class Judge:
     Args:
         python: the interpreter.
         limit: seconds after which a run counts as hung.
+        server: what makes fresh processes, instead of one of its own under that interpreter.
     """
 
-    def __init__(self, python: str = sys.executable, limit: float = 30.0) -> None:
+    def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
         self.folder = self._folder.name
-        self._processes = FreshProcesses(
-            "random_stateful.running", "torchdata.stateful_dataloader", python=python, limit=limit
-        )
+        modules = ("random_stateful.running", "torchdata.stateful_dataloader")
+        self._is_own = server is None
+        self._processes = server.imports(*modules) if server else FreshProcesses(*modules, python=python, limit=limit)
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._processes.__exit__(kind, error, tb)
+        if self._is_own:
+            self._processes.__exit__(kind, error, tb)
         self._folder.cleanup()
 
     def judge(self, seed: int) -> Verdict:

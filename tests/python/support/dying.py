@@ -1,0 +1,22 @@
+"""A function whose process dies at some items, in a module of its own: processes that import it need nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+
+class Dying:
+    """Squares numbers; at some of them its process dies, so many times, as files count."""
+
+    def __init__(self, folder: Path, at: dict[int, int]) -> None:
+        self.folder, self.at = folder, at
+
+    def __call__(self, number: int) -> int:
+        for time_ in range(self.at.get(number, 0)):
+            path = self.folder / f"{number}_{time_}"
+            if not path.exists():
+                path.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
