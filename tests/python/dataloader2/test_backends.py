@@ -5,6 +5,7 @@ The backends are processes, processes behind carriers, and Ray on one node and o
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from backends import BACKENDS, WORKERS, Carried, Spawned, machines
+from backends import BACKENDS, MOST_BACKENDS, WORKERS, Carried, Spawned, machines
 from hosts import hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
 from one_rank import Alone
 from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
-from ray_cluster import DEALT, PIPELINES, array, as_it_is, dealt, double, failing, numbered, of_ray, plain, wide
+from ray_cluster import of_ray
+from remote_pipelines import DEALT, PIPELINES, array, as_it_is, dealt, double, failing, numbered, plain, wide
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -37,6 +39,10 @@ pytestmark = [
 
 #: Pipelines for backends whose processes take seconds to come up.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
+#: Items in which somebody dies.
+LONG = 900
+#: For what three nodes of Ray show as well as one, which has the order, and states and deaths where nothing is dealt.
+not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +79,12 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
         return [list(map(plain, loader)) for _ in range(count)]
 
 
+@functools.cache
+def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
+    """What is right, once for all backends."""
+    return epochs(make, local(), count)
+
+
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
@@ -80,15 +92,17 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
         if not backend.is_slow or name in FEW:
-            assert epochs(make, backend.service()) == epochs(make, local()), name
+            assert epochs(make, backend.service()) == of_forked_workers(make), name
 
 
+@not_on_one_node
 @pytest.mark.parametrize("make", [numbered, dealt])
 def test_out_of_order_all_items_come_once(backend: Spawned, make: Any) -> None:
     (items,) = epochs(lambda: make(500), backend.service(in_order=False), count=1)
     assert sorted(items) == list(range(500))
 
 
+@not_on_one_node
 def test_what_is_dealt_is_made_in_one_process_of_this_machine(backend: Spawned) -> None:
     def make() -> Any:
         return dealt(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
@@ -98,6 +112,7 @@ def test_what_is_dealt_is_made_in_one_process_of_this_machine(backend: Spawned) 
     assert (len({maker for maker, _, _ in items}), len({worker for _, _, worker in items})) == (1, WORKERS)
 
 
+@not_on_one_node
 def test_ranks_have_workers_each(backend: Spawned) -> None:
     def service(workers: Any) -> SequentialReadingService:
         return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
@@ -109,13 +124,22 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
-def test_a_loader_goes_on_from_random_moments_here_and_there(backend: Spawned, make: Any) -> None:
-    whole = [item for epoch in epochs(make, local(), 1) for item in epoch]
+def test_a_loader_goes_on_from_random_moments_here_and_there(backend: Spawned) -> None:
+    _go_on_here_and_there(backend, PIPELINES["random"])
+
+
+@not_on_one_node
+def test_a_loader_of_what_is_dealt_goes_on_from_random_moments_here_and_there(backend: Spawned) -> None:
+    _go_on_here_and_there(backend, DEALT["random, dealt"])
+
+
+def _go_on_here_and_there(backend: Spawned, make: Any) -> None:
+    (whole,) = of_forked_workers(make, 1)
     least, most = (20, 80) if backend.is_slow else (5, 60)
     assert read_here_and_there(make, len(whole), [backend.service, local], random.Random(3), least, most) == whole
 
 
+@not_on_one_node
 @pytest.mark.parametrize("is_far_first", [True, False])
 def test_a_state_goes_on_with_another_number_of_workers(backend: Spawned, is_far_first: bool) -> None:
     def make() -> Any:
@@ -134,27 +158,40 @@ def test_a_state_goes_on_with_another_number_of_workers(backend: Spawned, is_far
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deals", [False, True], ids=["own sources", "dealt"])
-def test_whoever_dies_nothing_is_lost_or_comes_twice(backend: Spawned, deals: bool) -> None:
-    victims = [one for one in backend.victims if deals or one != "dispatching"]
+def test_whoever_dies_nothing_is_lost_or_comes_twice(backend: Spawned) -> None:
+    _kill_some(backend, False, [one for one in backend.victims if one != "dispatching"])
+
+
+@not_on_one_node
+def test_whoever_dies_nothing_that_is_dealt_is_lost_or_comes_twice(backend: Spawned) -> None:
+    _kill_some(backend, True, list(backend.victims))
+
+
+def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
     for seed, function in enumerate([wide] if backend.is_slow else [wide, double]):
         _kill(backend, deals, victims, function, random.Random(seed))
 
 
-def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice: random.Random) -> None:
-    count = 900
+@functools.cache
+def _long(deals: bool, function: Any) -> Any:
+    """Makes pipes of so many items that somebody can die meanwhile."""
 
     def make() -> Any:
-        pipe = dealt(count, lambda pipe: pipe.map(double)) if deals else numbered(count)
+        pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)
         return pipe.map(function)
 
-    wanted = epochs(make, local())
+    return make
+
+
+def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice: random.Random) -> None:
+    make = _long(deals, function)
+    wanted = of_forked_workers(make)
     service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
     with DataLoader2(make(), reading_service=service) as loader:
         loader.seed(5)
         for epoch in wanted:
             got: list[Any] = []
-            kill_at = set(dice.sample(range(10, count - 100), 2))
+            kill_at = set(dice.sample(range(10, LONG - 100), 2))
             call_at = set() if deals else {at + dice.randrange(3) for at in kill_at}
             for item in loader:
                 got.append(item)
@@ -169,6 +206,7 @@ def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+@not_on_one_node
 def test_an_error_of_a_function_comes_behind_the_items_before_it_and_says_where(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
     with DataLoader2(pipe, reading_service=backend.service()) as loader:
@@ -182,6 +220,7 @@ def test_an_error_of_a_function_comes_behind_the_items_before_it_and_says_where(
     assert "worker process 1" in told
 
 
+@not_on_one_node
 def test_an_error_where_items_are_dealt_comes_behind_the_items_before_it(backend: Spawned) -> None:
     with DataLoader2(
         dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
@@ -196,6 +235,7 @@ def test_an_error_where_items_are_dealt_comes_behind_the_items_before_it(backend
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 
+@not_on_one_node
 def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one(backend: Spawned) -> None:
     def taken(service: Any) -> list[Any]:
         with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
@@ -209,6 +249,7 @@ def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one(backe
     assert taken(backend.service()) == taken(local())
 
 
+@not_on_one_node
 @pytest.mark.parametrize("is_shut_down", [True, False], ids=["shut down", "dropped"])
 def test_no_process_outlives_its_loader(backend: Spawned, is_shut_down: bool) -> None:
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: (os.getpid(), os.getppid()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,12 @@ pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet ex
 
 pytestmark = [needs_ray, *of_ray]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
+#: Ray Train looks at its workers more often than every two seconds, takes no metrics and watches for no preemption.
+PROMPT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
 #: Starts a cluster and runs what is given as the program's own, in a process that ends with all that Ray Train leaves.
 PROGRAM = """
 import sys
@@ -53,7 +60,8 @@ def test_what_the_guide_s_programs_print_is_what_it_shows(tmp_path: Path) -> Non
     support = str(Path(ray_cluster.__file__).resolve().parent)
     codes = [code for code, _ in pages]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), support, *codes], capture_output=True, text=True, timeout=280
-    )
+        [sys.executable, "-W", "ignore", str(program), support, *codes],
+        env={**os.environ, **PROMPT}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(shown for _, shown in pages)

@@ -11,7 +11,7 @@ import pytest
 
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import MULTIPROCESSING, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import dealt, double
+from remote_pipelines import dealt, double
 from torchdata._engine.remote import worker as worker_module
 from torchdata.dataloader2 import DataLoader2, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper

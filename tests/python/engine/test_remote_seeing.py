@@ -16,7 +16,7 @@ import pytest
 from hanging import WAYS, Hanging
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import array, double, numbered, reading
+from remote_pipelines import array, double, numbered, reading
 from torchdata._observe.outside.attaching import attach
 from torchdata._observe.outside.stalls import StallWarning
 from torchdata._observe.outside.top import print_once

@@ -14,7 +14,7 @@ import pytest
 import torchdata
 from hosts import LocalActor, LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import MULTIPROCESSING, nothing_is_left, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import numbered, reading
+from remote_pipelines import numbered, reading
 from torchdata._observe.trace import carried
 from torchdata._observe.trace.carried import CarriedLog, KeptLog, Piece
 from torchdata.dataloader2 import DataLoader2

@@ -18,7 +18,7 @@ import pytest
 
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from ray_cluster import as_it_is, double, numbered, wide
+from remote_pipelines import as_it_is, double, numbered, wide
 from torchdata._engine.remote import host as host_module
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.host import Pulled

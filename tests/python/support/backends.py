@@ -86,6 +86,8 @@ class OnRay(Spawned):
 
 #: By name; Ray's last, as a cluster stays for all tests of a file.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
+#: Those without the one of which others show most: processes behind carriers, and Ray wherever its nodes are.
+MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 
 @contextmanager

@@ -1,22 +1,17 @@
-"""A Ray cluster of this machine for a file of tests, and pipelines that its workers can import."""
+"""A Ray cluster of this machine for a file of tests."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import torchdata
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
 #: Skips a file of tests where Ray has no wheel for the Python at hand.
 needs_ray = pytest.mark.skipif(
@@ -137,77 +132,3 @@ def raylet_of(node: Any) -> int:
     """The number of a node's own process, which holds its objects, too."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid
-
-
-# -- what pipelines are made of ----------------------------------------------------------------------------------------
-
-
-def double(x: int) -> int:
-    return 2 * x
-
-
-def array(x: int) -> np.ndarray[Any, Any]:
-    return np.full((5000 + 13 * (x % 7),), x)
-
-
-def wide(x: int) -> bytes:
-    return bytes([x % 256]) * 8000
-
-
-def as_it_is(pipe: Any) -> Any:
-    """What is called between two items."""
-    return pipe
-
-
-def drawn(x: int) -> tuple[int, float, float]:
-    return x, random.random(), float(np.random.rand())
-
-
-def many(x: int) -> list[int]:
-    return [x] * (x % 4)
-
-
-def failing(x: int) -> int:
-    if x == 7:
-        raise LookupError(f"nothing at {x}")
-    return x
-
-
-def reading(x: int) -> int:
-    time.sleep(0.001)
-    return x
-
-
-def numbered(count: int) -> Any:
-    return IterableWrapper(range(count)).shuffle().sharding_filter()
-
-
-def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Numbers that one process deals out; `before`: what it makes of them."""
-    pipe: Any = IterableWrapper(range(count))
-    pipe = before(pipe.shuffle() if shuffles else pipe)
-    return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-
-
-#: By name, pipelines of all kinds; each is made anew. Few, as it takes a second or two to start a worker.
-PIPELINES = {
-    "numbers": lambda: numbered(300).map(double).batch(3),
-    "arrays": lambda: numbered(120).map(array).map(np.ndarray.tolist),
-    "random": lambda: numbered(100).map(drawn),
-    "uneven": lambda: numbered(150).flatmap(many).map(str),
-    "fewer items than workers": lambda: numbered(1).map(double),
-}
-DEALT = {
-    "numbers, dealt": lambda: dealt(300).map(double).batch(3),
-    "arrays, dealt": lambda: dealt(80, lambda pipe: pipe.map(array)).map(np.ndarray.tolist),
-    "random, dealt": lambda: dealt(120, lambda pipe: pipe.map(drawn)).map(str),
-    "uneven, dealt": lambda: dealt(150).flatmap(many).map(str),
-    "two passes": lambda: dealt(60).cycle(2),
-    "shares left early": lambda: dealt(90).header(7),
-    "one item, dealt": lambda: dealt(1).map(double),
-}
-
-
-def plain(item: Any) -> Any:
-    """An item that can be compared."""
-    return item.tolist() if isinstance(item, np.ndarray) else item

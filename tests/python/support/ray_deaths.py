@@ -25,20 +25,8 @@ from typing import Any
 
 from driving import drive, parser_of
 from process_checks import MULTIPROCESSING
-from ray_cluster import (
-    add,
-    array,
-    as_it_is,
-    drawn,
-    join,
-    many,
-    nodes,
-    numbered,
-    plain,
-    raylet_of,
-    reading,
-    wide,
-)
+from ray_cluster import add, join, nodes, raylet_of
+from remote_pipelines import array, as_it_is, drawn, many, numbered, plain, reading, wide
 from torchdata._engine import snapshots
 from torchdata._engine.remote.dispatching import DispatchingChild
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService, WorkerExitedError
