@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import warnings
@@ -17,7 +16,7 @@ import pytest
 
 import torchdata
 from hanging import Hanging
-from process_checks import MULTIPROCESSING, is_gone
+from process_checks import MULTIPROCESSING
 from ray_cluster import cluster, needs_ray, of_ray
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
@@ -191,92 +190,6 @@ def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(mo
         iterator = iter(loader)
         next(iterator), next(iterator)  # both are up
     assert ended == [True] * WORKERS
-
-
-PROGRAM = """
-import dataclasses, os, sys, threading, time
-import ray
-how = sys.argv[1]
-if how == "loses":
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    print("head", ray._private.worker._global_node.all_processes["gcs_server"][0].process.pid)
-else:
-    ray.init(log_to_driver=False, logging_level="error")
-from remote_pipelines import double, numbered
-from torchdata._engine.remote.host import Told
-from torchdata.dataloader2 import DataLoader2, RayReadingService, WorkerExitedError
-service = RayReadingService(1, ray_remote_args={"num_cpus": 0})
-loader = DataLoader2(numbered(1_000_000).map(double), reading_service=service)
-iterator = iter(loader)
-next(iterator)
-for one in loader.reading_service.engine_processes()._processes:
-    print("pids", one.about.pid, one.about.host, flush=True)
-print("up", flush=True)
-if how == "exits":
-    sys.exit(0)
-if how == "leaves":
-    worker = ray._private.worker.global_worker
-    class Lingering:  # Ray's own part of main is gone, and not forgotten: Ray ends the process of whoever calls it
-        def __getattr__(self, name):
-            return getattr(core, name)
-        def shutdown_driver(self):
-            core.shutdown_driver()
-            time.sleep(3)
-    def slowly(told):  # a thread is in the middle of a call
-        calls.set()
-        time.sleep(1.5)
-        return Told, tuple(getattr(told, field.name) for field in dataclasses.fields(Told))
-    calls, Told.__reduce__ = threading.Event(), slowly
-    core, worker.core_worker = worker.core_worker, Lingering()
-    while not calls.is_set():
-        next(iterator)
-    ray.shutdown()
-try:
-    for _ in iterator:
-        time.sleep(0.01)
-except WorkerExitedError as error:
-    sys.exit(str(error))
-"""
-
-
-# With Ray's own hooks a program that is interrupted exits with code 1. Ray ends one that has lost the cluster's head.
-# It also ends one in which a thread calls it while main leaves the cluster: that says no more.
-@pytest.mark.parametrize(
-    ("how", "codes", "says"),
-    [
-        ("exits", [0], ""),
-        ("interrupted", [1, -signal.SIGINT], ""),
-        ("killed", [-signal.SIGKILL], ""),
-        ("loses", [1], "Failed to connect to GCS"),
-        ("leaves", [1], "the program has left the cluster"),
-    ],
-)
-def test_actors_and_workers_end_with_main(ray: Any, how: str, codes: list[int], says: str) -> None:
-    support = Path(__file__).resolve().parents[1] / "support"
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": str(support)}
-    if how == "loses":
-        del environment["RAY_ADDRESS"]
-        environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "3"
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as program:  # fmt: skip
-        assert program.stdout is not None
-        lines = []
-        while (line := program.stdout.readline()) not in ("up\n", ""):
-            lines.append(line.split())
-        pids = [int(pid) for name, *rest in lines if name == "pids" for pid in rest]
-        assert len(pids) == 2
-        if how == "interrupted":
-            os.killpg(program.pid, signal.SIGINT)
-        elif how == "killed":
-            program.kill()
-        elif how == "loses":
-            os.kill(next(int(pid) for name, pid, *_ in lines if name == "head"), signal.SIGKILL)
-        _, said = program.communicate(timeout=100)
-        assert program.returncode in codes
-        assert says in said
-    wait_for(lambda: all(map(is_gone, pids)))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
