@@ -133,7 +133,8 @@ class Run:
         )  # fmt: skip
 
     def local(self) -> MultiProcessingReadingService:
-        return MultiProcessingReadingService(self.plan.workers, in_order=self.plan.in_order)
+        # Not forked: right behind `ray.init` a fork can leave Ray's part of this process without answers.
+        return MultiProcessingReadingService(self.plan.workers, "spawn", in_order=self.plan.in_order)
 
     def pipe(self) -> Any:
         return PIPELINES[self.plan.pipeline](self.plan.count)
