@@ -108,8 +108,8 @@ def test_every_place_of_every_kind_of_stream_is_gone_on_from_for_three_epochs(ki
     chance, held = random.Random(kind.__name__), 0
     for make in GRAPHS.values():
         for plan in ([None, None, None, None], [2, None, None, None], [1, 3, None, None]):
-            held += goes_on(lambda make=make: make(kind), plan, chance, share=0.1)
-    assert held > 120
+            held += goes_on(lambda make=make: make(kind), plan, chance, share=0.2)
+    assert held > 150
 
 
 @pytest.mark.parametrize("name", READ_AHEAD)
