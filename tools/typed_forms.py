@@ -328,9 +328,13 @@ def written() -> str:
     """The text that the stub should hold."""
     importlib.import_module("torchdata.datapipes.iter")  # these fill the registries
     importlib.import_module("torchdata.datapipes.map")
+    from torchdata.datapipes._pipe.registry import LateForm
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-    return Stub().text({"IterForms": IterDataPipe.functions, "MapForms": MapDataPipe.functions})
+    def whole(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        return {name: form.form() if isinstance(form, LateForm) else form for name, form in functions.items()}
+
+    return Stub().text({"IterForms": whole(IterDataPipe.functions), "MapForms": whole(MapDataPipe.functions)})
 
 
 if __name__ == "__main__":

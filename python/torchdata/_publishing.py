@@ -8,13 +8,14 @@ A package may leave modules below it for later: they are imported when one of th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
 from torchdata._importing import call_when_imported, import_whole
 
-__all__ = ["publish", "publish_late"]
+__all__ = ["import_late", "publish", "publish_late"]
 
 
 def publish(namespace: dict[str, Any], *helpers: Any) -> None:
@@ -40,17 +41,19 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def publish_late(
-    namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
+    namespace: dict[str, Any],
+    modules: Mapping[str, Iterable[str]],
+    then: Callable[[dict[str, Any]], object] | None = None,
 ) -> None:
-    """Has a package import modules below it when one of their names is asked for. It is their home as of the others.
+    """Has a package import modules when one of their names is asked for. It is their home as of the others.
 
     Args:
         namespace: the package's `globals()`.
-        modules: the names, by the modules that have them, whose own names are without that of the package.
+        modules: the names, by the modules that have them; a module below the package is named without the package.
         then: is called with the classes and functions of a module by name, once it is imported.
     """
     package: str = namespace["__name__"]
-    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+    homes = import_late(namespace, modules)
 
     def adopt(module: Any) -> None:
         found = {name: getattr(module, name) for name, home in homes.items() if home == module.__name__}
@@ -58,14 +61,44 @@ def publish_late(
             if isinstance(value, type | FunctionType):
                 value.__module__ = package
         namespace.update(found)
-        then(found)
+        if then is not None:
+            then(found)
+
+    waits = dict.fromkeys(homes.values(), adopt)
+    for home in [home for home in waits if home in sys.modules]:
+        waits.pop(home)(sys.modules[home])
+    call_when_imported(package, waits)
+
+
+def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Has a package import modules when one of their names, or a public module below it, is asked for.
+
+    Args:
+        namespace: the package's `globals()`.
+        modules: the names, by the modules that have them; a module below the package is named without the package.
+
+    Returns:
+        By name, the full name of its module.
+    """
+    package: str = namespace["__name__"]
+    homes = {
+        name: module if module.startswith("torchdata.") else f"{package}.{module}"
+        for module, names in modules.items()
+        for name in names
+    }
 
     def __getattr__(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        import_whole(homes[name])
-        return namespace[name]
+        if name in homes:
+            value = namespace[name] = getattr(import_whole(homes[name]), name)
+            return value
+        if not name.startswith("_"):
+            try:
+                return import_whole(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     namespace["__getattr__"] = __getattr__
     namespace["__dir__"] = lambda: sorted({*namespace, *homes})
-    call_when_imported(package, dict.fromkeys(homes.values(), adopt))
+    return homes

@@ -1,22 +1,27 @@
 """The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
 
-from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
-from torchdata.dataloader2.dataloader2 import serialize_datapipe as serialize_datapipe
-from torchdata.dataloader2.error import PauseIteration, WorkerExitedError
-from torchdata.dataloader2.reading_service import (
-    CheckpointableReadingServiceInterface,
-    DistributedReadingService,
-    InProcessReadingService,
-    MultiProcessingReadingService,
-    PrototypeMultiProcessingReadingService,
-    RankInEpoch,
-    RayReadingService,
-    ReadingServiceInterface,
-    SequentialReadingService,
-    Shares,
-)
-from torchdata.dataloader2.shuffle_spec import ShuffleSpec
-from torchdata.dataloader2.state.describing import describe
+from typing import TYPE_CHECKING
+
+from torchdata._publishing import import_late
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
+    from torchdata.dataloader2.dataloader2 import serialize_datapipe as serialize_datapipe
+    from torchdata.dataloader2.error import PauseIteration, WorkerExitedError
+    from torchdata.dataloader2.reading_service import (
+        CheckpointableReadingServiceInterface,
+        DistributedReadingService,
+        InProcessReadingService,
+        MultiProcessingReadingService,
+        PrototypeMultiProcessingReadingService,
+        RankInEpoch,
+        RayReadingService,
+        ReadingServiceInterface,
+        SequentialReadingService,
+        Shares,
+    )
+    from torchdata.dataloader2.shuffle_spec import ShuffleSpec
+    from torchdata.dataloader2.state.describing import describe
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -36,3 +41,26 @@ __all__ = [
     "WorkerExitedError",
     "describe",
 ]
+
+# The processes of a loader need little of it.
+import_late(
+    globals(),
+    {
+        "dataloader2": ["DataLoader2", "DataLoader2Iterator", "serialize_datapipe"],
+        "error": ["PauseIteration", "WorkerExitedError"],
+        "reading_service": [
+            "CheckpointableReadingServiceInterface",
+            "DistributedReadingService",
+            "InProcessReadingService",
+            "MultiProcessingReadingService",
+            "PrototypeMultiProcessingReadingService",
+            "RankInEpoch",
+            "RayReadingService",
+            "ReadingServiceInterface",
+            "SequentialReadingService",
+            "Shares",
+        ],
+        "shuffle_spec": ["ShuffleSpec"],
+        "state.describing": ["describe"],
+    },
+)

@@ -9,28 +9,33 @@ import pytest
 
 WAYS = """
 import importlib, pickle, sys
-import torchdata.dataloader2
-import torchdata.datapipes.iter as pipes
+import torchdata.datapipes
 
-modules = {f"{pipes.__name__}.{module}": names for module, names in pipes._LATE.items()}
+way, kind = sys.argv[1:]
+pipes = importlib.import_module(f"torchdata.datapipes.{kind}")
+modules = {
+    module if module.startswith("torchdata.") else f"{pipes.__name__}.{module}": names
+    for module, names in pipes._LATE.items()
+}
 print(sorted(set(modules) & set(sys.modules)))
-way = sys.argv[1]
+base = pipes.IterDataPipe if kind == "iter" else pipes.MapDataPipe
+wrapper = "IterableWrapper" if kind == "iter" else "SequenceWrapper"
 for module, names in modules.items():
     for name, form in names.items():
         if way == "module":
             importlib.import_module(module)
         elif way == "form" and form:
-            getattr(pipes.IterableWrapper([]), form)
+            getattr(getattr(pipes, wrapper)([]), form)
         elif way == "registry" and form:
-            pipes.IterDataPipe.functions[form].__doc__
-            assert pipes.IterDataPipe.functions[form].__wrapped__.__name__ == name
+            base.functions[form].__doc__
+            assert base.functions[form].__wrapped__.__name__ == name
         made = getattr(pipes, name)
         if isinstance(made, type):
             assert made.__module__ == pipes.__name__, made
             assert pickle.loads(pickle.dumps(made)) is made
         if form:
-            assert pipes.IterDataPipe.functions[form].__wrapped__ is made
-            assert getattr(pipes.IterableWrapper([]), form).__func__ is pipes.IterDataPipe.functions[form]
+            assert base.functions[form].__wrapped__ is made
+            assert getattr(getattr(pipes, wrapper)([]), form).__func__ is base.functions[form]
     assert module in sys.modules
 assert set(pipes.__all__) <= set(dir(pipes))
 """
@@ -42,9 +47,48 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("kind", ["iter", "map"])
 @pytest.mark.parametrize("way", ["name", "form", "registry", "module"])
-def test_a_late_pipe_is_the_same_however_it_is_first_used(way: str) -> None:
-    assert run(WAYS, way) == "[]\n"
+def test_a_late_pipe_is_the_same_however_it_is_first_used(way: str, kind: str) -> None:
+    assert run(WAYS, way, kind) == "[]\n"
+
+
+OTHER_FORMS = """
+from torchdata.datapipes.iter import IterDataPipe, IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+for pipe, form in ((IterableWrapper([(0, 1)]), "to_map_datapipe"), (SequenceWrapper([5]), "to_iter_datapipe")):
+    print(*getattr(pipe, form)().__class__.__mro__[:1], form in dir(pipe))
+print(sorted(IterableWrapper([3]).sample_multiplex({IterableWrapper([1]): 1}, seed=0)))
+print(IterDataPipe.functions["to_node"].__module__)
+"""
+
+
+def test_forms_that_are_functions_or_make_pipes_of_the_other_kind_are_late_too() -> None:
+    assert run(OTHER_FORMS).splitlines() == [
+        "<class 'torchdata.datapipes.map.IterToMapConverter'> True",
+        "<class 'torchdata.datapipes.iter.MapToIterConverter'> True",
+        "[1, 3]",
+        "torchdata.datapipes.iter.mapping.converting",
+    ]
+
+
+LOADER = """
+import sys, torchdata.dataloader2 as loaders
+print([name for name in sys.modules if name.startswith("torchdata.dataloader2.")])
+print(loaders.graph.traverse_dps.__module__, loaders.error.WorkerExitedError is loaders.WorkerExitedError)
+print(set(loaders.__all__) <= set(dir(loaders)), all(hasattr(loaders, name) for name in loaders.__all__))
+print(hasattr(loaders, "nothing"), hasattr(loaders, "_nothing"), hasattr(loaders, "__wrapped__"))
+"""
+
+
+def test_the_loaders_are_imported_when_one_is_asked_for() -> None:
+    assert run(LOADER).splitlines() == [
+        "[]",
+        "torchdata.dataloader2.graph.utils True",
+        "True True",
+        "False False False",
+    ]
 
 
 UNPICKLED = """

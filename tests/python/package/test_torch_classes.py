@@ -38,7 +38,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.iter import *  # with all that is imported late
-from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.datapipes.map import *
 from torchdata.dataloader2 import DataLoader2
 pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])
 """,

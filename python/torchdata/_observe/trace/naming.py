@@ -6,7 +6,6 @@ Role: used by the writers of logs, in main and in children.
 from __future__ import annotations
 
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 from torchdata._observe.stats.labels import location_of
@@ -45,6 +44,8 @@ class Names:
             for source in sources_of(datapipe)
             if isinstance(source, IterDataPipe) and hasattr(source, "__dict__")
         ]
+        import json
+
         told = {"name": name_of(datapipe), "location": location_of(datapipe), "reads": sources}
         self._log.name(number, json.dumps(told))
         return number

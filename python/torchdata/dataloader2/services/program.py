@@ -7,7 +7,6 @@ return the pipe to read. The engine runs `GraphProgram` in the children.
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -150,7 +149,8 @@ def process_reset_fn(
 
 def function_in_use(name: str) -> Callable[..., Any]:
     """`process_init_fn` or `process_reset_fn`, or what users have put in its place under its public name."""
-    function: Callable[..., Any] = getattr(importlib.import_module(_FACE), name)
+    face = loaded(_FACE)  # a process that has not imported it has nothing in its place
+    function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
 

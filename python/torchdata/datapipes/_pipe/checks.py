@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
 
+from torchdata._importing import import_whole
 from torchdata._redacting import redact_error, shown
 from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-
-_WrapperT = TypeVar("_WrapperT", bound=type)
 
 
 def check_callable(pipe: str, argument: str, function: Any) -> None:
@@ -62,13 +61,18 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes over plain data, by the base of their kind: they stand above this module, and enter themselves.
-_wrappers: dict[type, Callable[..., Any]] = {}
+#: The pipes over plain data, by the base of their kind: module and name of the class. They stand above this module.
+_wrappers: dict[type, tuple[str, str]] = {}
 
 
-def wraps_data(wrapper: _WrapperT) -> _WrapperT:
-    """Marks the class of pipes that is to stand between plain data and the pipes of its kind."""
-    _wrappers[IterDataPipe if issubclass(wrapper, IterDataPipe) else MapDataPipe] = wrapper
+def wrap_data_by(kind: type, module: str, name: str) -> None:
+    """Says which class of pipes is to stand between plain data and the pipes of a kind."""
+    _wrappers[kind] = module, name
+
+
+def _wrapper(kind: type) -> Callable[..., Any]:
+    module, name = _wrappers[kind]
+    wrapper: Callable[..., Any] = getattr(import_whole(module), name)
     return wrapper
 
 
@@ -91,7 +95,7 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
         check_generator_function(pipe, argument, value)
     elif not is_generator_function(value):
         check_iterable(pipe, argument, value)
-    return _wrappers[IterDataPipe](value, deepcopy=False)
+    return _wrapper(IterDataPipe)(value, deepcopy=False)
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
@@ -105,7 +109,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     if kind is IterDataPipe and is_dataset(value):
         return check_source(pipe, value, argument)
     if kind is MapDataPipe and is_dataset(value) and is_indexed(value):
-        return _wrappers[MapDataPipe](value, deepcopy=False)
+        return _wrapper(MapDataPipe)(value, deepcopy=False)
     wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
     raise TypeError(
         f"{pipe}: {argument} is {value!r}; wrap data in {wrapper}. {argument} must be a {kind.__name__}, but its type "

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -87,6 +87,19 @@ class FunctionalForms:
         """
         if function_name not in cls.functions:
             cls.register_function(function_name, LateForm(cls, function_name, module, class_name))
+
+    @classmethod
+    def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
+        """Makes pipes available by their forms, as `register_late` does.
+
+        Args:
+            package: where the modules are.
+            modules: by module, by name of the pipe, its form, or None.
+        """
+        for module, forms in modules.items():
+            for class_name, form in forms.items():
+                if form is not None:
+                    cls.register_late(form, f"{package}.{module}", class_name)
 
 
 class LateForm:
@@ -168,7 +181,7 @@ def _may_replace(before: Any, now: Any) -> bool:
     So it is where the module of a late one is imported.
     """
     if isinstance(before, LateForm):
-        return getattr(getattr(now, "__wrapped__", None), "__module__", None) == before.module
+        return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]
     names = {(kind.__module__, kind.__qualname__) for kind in classes if isinstance(kind, type)}
     return all(isinstance(kind, type) for kind in classes) and len(names) == 1

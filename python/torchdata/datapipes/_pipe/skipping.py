@@ -15,7 +15,6 @@ generator that has raised has ended.
 
 from __future__ import annotations
 
-import json
 import os
 import weakref
 from itertools import chain
@@ -281,6 +280,8 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 def write_line(path: str, line: dict[str, Any]) -> None:
     """Appends a line of JSON about a skipped item to a file, in one piece: several processes may do so."""
+    import json
+
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, f"{json.dumps(line, ensure_ascii=False, default=repr)}\n".encode(errors="replace"))

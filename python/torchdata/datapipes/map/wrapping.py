@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.checks import check_callable, warn_of_length, wraps_data
+from torchdata.datapipes._pipe.checks import check_callable, warn_of_length
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -19,7 +19,6 @@ __all__ = ["IterToMapConverter", "SequenceWrapper"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-@wraps_data
 class SequenceWrapper(MapDataPipe[T_co]):
     """Begins a pipeline over anything that is read by index: a sequence, a mapping, an array.
 

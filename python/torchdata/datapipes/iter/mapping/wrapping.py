@@ -20,7 +20,6 @@ from torchdata.datapipes._pipe.checks import (
     check_int,
     check_iterable,
     check_source,
-    wraps_data,
 )
 from torchdata.datapipes._pipe.datasets import is_generator_function
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -78,7 +77,6 @@ class LengthSetter(IterDataPipe[T_co]):
         return self.length
 
 
-@wraps_data
 class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
