@@ -80,12 +80,14 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        import torchdata.dataloader2  # noqa: F401 - imports are no part of any measurement
+        # Imports are no part of any measurement, and pipes are imported when they are first used.
         from comparison import pipes
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 
         graph = pipes.shared_out
         for name in {"dispatched", "dealt"} & self.options.keys():
             graph = getattr(pipes, name)
+        graph(range(1), self.make)
         service = {name: self.options[name] for name in ("in_order",) if name in self.options}
         start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
         return lambda source, **options: pipes.loader(
