@@ -157,7 +157,7 @@ notices: $(STAMPS)/venv ## Write the licences of what is compiled in, which the 
 
 .PHONY: stubtest
 stubtest: setup ## Hold _native.pyi against the extension as it was built
-	$(BIN)/python -m mypy.stubtest --ignore-disjoint-bases torchdata._native
+	$(BIN)/python -m mypy.stubtest --ignore-disjoint-bases --mypy-config-file tools/stubtest.ini torchdata._native
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/venv ## The engine: cargo test
@@ -191,7 +191,7 @@ endif
 test-alone: setup
 	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
 test-beside: setup
-	nice -n 10 $(PYTEST)/beside.xml -n 2 -m 'not alone and not ray'
+	nice -n 10 $(PYTEST)/beside.xml -n 3 -m 'not alone and not ray'
 test-ray: setup
 	$(PYTEST)/ray.xml -n 2 --dist loadfile -m ray
 

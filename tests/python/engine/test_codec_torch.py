@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from collections import UserDict, namedtuple
 
 import numpy as np
@@ -38,6 +39,17 @@ TENSORS = {
     "gradient": lambda: torch.ones(3, requires_grad=True),
     "sparse": lambda: torch.eye(5).to_sparse(),
     "sparse rows": lambda: torch.eye(5).to_sparse_csr(),
+    "sparse columns": lambda: torch.eye(6).to_sparse_csc(),
+    "blocks of sparse rows": lambda: torch.eye(6).to_sparse_bsr((2, 3)),
+    "blocks of sparse columns": lambda: torch.eye(6).to_sparse_bsc((2, 3)),
+    "sparse rows of a batch": lambda: torch.eye(6).expand(3, 6, 6).to_sparse_csr(),
+    "sparse and strided": lambda: torch.ones(6, 4, 3).to_sparse(1),
+    "sparse, one twice": lambda: torch.sparse_coo_tensor(
+        [[1, 1, 0], [2, 2, 1]], [1.0, 2.0, 3.0], (3, 4), check_invariants=True
+    ),
+    "sparse, empty": lambda: torch.zeros(3, 4).to_sparse(),
+    "sparse with a gradient": lambda: torch.eye(5).to_sparse().requires_grad_(),
+    "large and sparse": lambda: torch.eye(50_000, 3).to_sparse(),
     "float8": lambda: torch.ones(5000).to(torch.float8_e5m2),
     "uint16": lambda: torch.arange(5000).to(torch.uint16),
     "half": lambda: torch.ones(7, dtype=torch.half),
@@ -67,6 +79,29 @@ def test_tensors_arrive_as_tensors(loopback, name):
         assert received.untyped_storage().nbytes() == tensor.nbytes, "more than the tensor itself was sent"
     if name == "channels last":
         assert received.stride() == tensor.stride()
+
+
+SPARSE = {name: make for name, make in TENSORS.items() if "sparse" in name}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sparse_tensor_keeps_its_parts_and_nobody_keeps_it(loopback, name):
+    tensor = SPARSE[name]()
+    noted = tensor.detach().clone()
+    noted.note = "kept"
+    alone, (kept, _, noted) = loopback.one(tensor), loopback.one([tensor, 1, noted])
+    for received in (alone, kept, noted):
+        if tensor.layout is torch.sparse_coo:
+            assert received.is_coalesced() == tensor.is_coalesced()
+            assert torch.equal(received._indices(), tensor._indices())
+            assert torch.equal(received._values(), tensor._values())
+        else:
+            assert torch.equal(received.values(), tensor.values())
+    assert noted.note == "kept"
+    known = [weakref.ref(one) for one in (alone, kept, noted)]
+    del alone, kept, noted, received
+    assert [one() for one in known] == [None] * 3  # torch notes those that `torch.load` made of pickles, to check them
 
 
 def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):

@@ -90,16 +90,19 @@ class Departing:
     def _reduce_tensor(self, tensor: Any) -> Any:
         torch, cls = sys.modules["torch"], type(tensor)
         with torch._C.DisableTorchFunctionSubclass():
-            plain = _is_plain(tensor)
-            if plain:
+            rebuild: Any = None
+            if tensor.layout is not torch.strided and _is_sparse(tensor):
+                rebuild = _sparse_tensor
+                parts: Any = _parts_of_sparse(tensor)
+            elif _is_plain(tensor) and tensor.numel() > 0:
+                rebuild = _tensor_at
+                parts = (self.add_tensor(tensor),)
+            elif _is_plain(tensor):
+                rebuild = _empty_tensor
+                parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+            if rebuild is not None:
                 state = torch._utils._get_obj_state(tensor)
-                rebuild: Any = _tensor_at
-                if tensor.numel() > 0:
-                    parts: Any = (self.add_tensor(tensor),)
-                else:
-                    rebuild = _empty_tensor
-                    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
-        if not plain:
+        if rebuild is None:
             return tensor.__reduce_ex__(5)
         if cls is torch.Tensor and not state:
             return rebuild, parts
@@ -277,6 +280,44 @@ def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> A
     return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="cpu", requires_grad=requires_grad)
 
 
+def _is_sparse(tensor: Any) -> bool:
+    """Whether the tensor is sparse, on the CPU, and the result of no operator that autograd has recorded."""
+    return str(tensor.layout).startswith("torch.sparse") and _is_leaf_here(tensor)
+
+
+def _is_leaf_here(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu" and tensor.is_leaf)
+
+
+def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
+    """The arguments of `_sparse_tensor`."""
+    torch = sys.modules["torch"]
+    coalesced = None
+    tensors: tuple[Any, ...]
+    if tensor.layout is torch.sparse_coo:
+        tensors = tensor._indices(), tensor._values()
+        coalesced = tensor.is_coalesced()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        tensors = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    else:
+        tensors = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    tensors = tuple(one.detach() for one in tensors)
+    return str(tensor.layout)[6:], tensors, tuple(tensor.shape), coalesced, tensor.requires_grad
+
+
+def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
+    """A sparse tensor of its parts.
+
+    Torch's own way notes each tensor in a list, for `torch.load` to check. Nobody empties that list elsewhere, so every
+    sparse tensor that was received would live for ever.
+    """
+    torch: Any = import_whole("torch")
+    options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
+    if layout == "sparse_coo":
+        return torch.sparse_coo_tensor(*tensors, shape, is_coalesced=coalesced, **options)
+    return torch.sparse_compressed_tensor(*tensors, shape, layout=getattr(torch, layout), **options)
+
+
 def _storage_over(buffer: Any) -> Any:
     import torch
 
@@ -306,8 +347,7 @@ def _is_plain(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     if not (
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.is_leaf
+        and _is_leaf_here(tensor)
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
     ):
         return False
@@ -344,15 +384,15 @@ def _without_gaps(tensor: Any) -> Any:
     return once.clone().expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
-def dlpack_ways() -> tuple[Any, Any, Any]:
-    """How tensors go out of torch and into it: (table, to, from).
+def dlpack_ways() -> tuple[Any, Any, Any, Any]:
+    """How tensors go out of torch and into it: (table, to, from, layout).
 
     `table` is the capsule of DLPack's functions for C, None with a torch that is older than these; `to` makes a capsule
-    of a tensor, `from` a tensor of a capsule.
+    of a tensor, `from` a tensor of a capsule. `layout` is that of tensors that go so.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
-    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:

@@ -103,6 +103,9 @@ struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
+    /// The layout of tensors that are elements at strides, and what tells a tensor's.
+    strided: Py<PyAny>,
+    layout: Py<PyString>,
     requires_grad: Py<PyString>,
     is_neg: Py<PyString>,
     is_conj: Py<PyString>,
@@ -118,8 +121,9 @@ struct Torch {
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
-        type Ways<'py> = (Option<Bound<'py, PyCapsule>>, Bound<'py, PyAny>, Bound<'py, PyAny>);
-        let (table, to_capsule, from_capsule): Ways<'_> = helpers(py)?.dlpack_ways.bind(py).call0()?.extract()?;
+        type Ways<'py> = (Option<Bound<'py, PyCapsule>>, Bound<'py, PyAny>, Bound<'py, PyAny>, Py<PyAny>);
+        let (table, to_capsule, from_capsule, strided): Ways<'_> =
+            helpers(py)?.dlpack_ways.bind(py).call0()?.extract()?;
         let exchange = match table {
             None => None,
             Some(capsule) => {
@@ -135,6 +139,8 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
             exchange: exchange.filter(|exchange| exchange.describe.is_some()),
             to_capsule: to_capsule.unbind(),
             from_capsule: from_capsule.unbind(),
+            strided,
+            layout: name("layout"),
             requires_grad: name("requires_grad"),
             is_neg: name("is_neg"),
             is_conj: name("is_conj"),
@@ -169,7 +175,11 @@ impl<'py> Exported<'py> {
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
-        if item.getattr(&torch.requires_grad)?.is_truthy()? || has_attributes(item)? {
+        // Torch would refuse to describe a sparse one: it takes a millisecond to make the error, for where it comes from.
+        if !item.getattr(&torch.layout)?.is(&torch.strided)
+            || item.getattr(&torch.requires_grad)?.is_truthy()?
+            || has_attributes(item)?
+        {
             return Ok(None);
         }
         let Some((tensor, capsule)) = torch.describe(item)? else { return Ok(None) };
