@@ -36,7 +36,8 @@ IN_ONE_PROCESS = """
 import importlib.util, sys
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
-from torchdata.datapipes.iter import *  # those that are imported late are awaited until then
+from torchdata.datapipes.iter import *  # all, as what is not imported yet is awaited
+from torchdata.datapipes.map import *
 call_when_imported("pipes", {})  # they wait for torch, too
 before = list(sys.meta_path)
 seed_when_imported({"torch": 1, "numpy.random": 1})

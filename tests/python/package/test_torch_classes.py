@@ -37,8 +37,8 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
 #: The parts of these programs before and behind the import of torch.
 WHO_COMES_FIRST = (
     """
-from torchdata.datapipes.iter import *  # with all that is imported late
-from torchdata.datapipes.map import *
+from torchdata.datapipes.map import *  # all, as what is not imported yet is awaited
+from torchdata.datapipes.iter import *
 from torchdata.dataloader2 import DataLoader2
 pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])
 """,
