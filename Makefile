@@ -257,6 +257,10 @@ docs: setup ## Build the documentation, a site to read without a network, into t
 bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchdata 0.9.0
 	$(BIN)/python benches/python/compare.py --wheels $(WHEELS) $(ARGS)
 
+.PHONY: bench-shapes
+bench-shapes: setup ## Items of some 190 kinds, each beside PyTorch's DataLoader
+	$(BIN)/python benches/python/shapes.py $(ARGS)
+
 .PHONY: bench-rust
 bench-rust: ## The engine alone: criterion
 	cargo bench --package torchdata-core $(ARGS)
