@@ -41,9 +41,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def publish_late(
-    namespace: dict[str, Any],
-    modules: Mapping[str, Iterable[str]],
-    then: Callable[[dict[str, Any]], object] | None = None,
+    namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
 ) -> None:
     """Has a package import modules when one of their names is asked for. It is their home as of the others.
 
@@ -61,8 +59,7 @@ def publish_late(
             if isinstance(value, type | FunctionType):
                 value.__module__ = package
         namespace.update(found)
-        if then is not None:
-            then(found)
+        then(found)
 
     waits = dict.fromkeys(homes.values(), adopt)
     for home in [home for home in waits if home in sys.modules]:
