@@ -8,7 +8,6 @@ A package may leave modules below it for later: they are imported when one of th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
@@ -61,10 +60,7 @@ def publish_late(
         namespace.update(found)
         then(found)
 
-    waits = dict.fromkeys(homes.values(), adopt)
-    for home in [home for home in waits if home in sys.modules]:
-        waits.pop(home)(sys.modules[home])
-    call_when_imported(package, waits)
+    call_when_imported(package, dict.fromkeys(homes.values(), adopt))
 
 
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:

@@ -42,25 +42,11 @@ __all__ = [
     "describe",
 ]
 
-# The processes of a loader need little of it.
-import_late(
-    globals(),
-    {
-        "dataloader2": ["DataLoader2", "DataLoader2Iterator", "serialize_datapipe"],
-        "error": ["PauseIteration", "WorkerExitedError"],
-        "reading_service": [
-            "CheckpointableReadingServiceInterface",
-            "DistributedReadingService",
-            "InProcessReadingService",
-            "MultiProcessingReadingService",
-            "PrototypeMultiProcessingReadingService",
-            "RankInEpoch",
-            "RayReadingService",
-            "ReadingServiceInterface",
-            "SequentialReadingService",
-            "Shares",
-        ],
-        "shuffle_spec": ["ShuffleSpec"],
-        "state.describing": ["describe"],
-    },
-)
+# Imported when it is first used: the processes of a loader need little of it.
+_LATE = {
+    "dataloader2": ["DataLoader2", "DataLoader2Iterator", "serialize_datapipe"],
+    "error": ["PauseIteration", "WorkerExitedError"],
+    "shuffle_spec": ["ShuffleSpec"],
+    "state.describing": ["describe"],
+}
+import_late(globals(), {**_LATE, "reading_service": set(__all__).difference(*_LATE.values())})

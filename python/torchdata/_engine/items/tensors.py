@@ -94,12 +94,13 @@ class Departing:
             if tensor.layout is not torch.strided and _is_sparse(tensor):
                 rebuild = _sparse_tensor
                 parts: Any = _parts_of_sparse(tensor)
-            elif _is_plain(tensor) and tensor.numel() > 0:
-                rebuild = _tensor_at
-                parts = (self.add_tensor(tensor),)
             elif _is_plain(tensor):
-                rebuild = _empty_tensor
-                parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+                rebuild = _tensor_at
+                if tensor.numel() > 0:
+                    parts = (self.add_tensor(tensor),)
+                else:
+                    rebuild = _empty_tensor
+                    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
             if rebuild is not None:
                 state = torch._utils._get_obj_state(tensor)
         if rebuild is None:

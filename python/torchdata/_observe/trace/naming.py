@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from torchdata._importing import import_whole
 from torchdata._observe.stats.labels import location_of
 from torchdata._reporting import name_of
 from torchdata.datapipes._pipe.graph.traversal import sources_of
@@ -44,8 +45,6 @@ class Names:
             for source in sources_of(datapipe)
             if isinstance(source, IterDataPipe) and hasattr(source, "__dict__")
         ]
-        import json
-
         told = {"name": name_of(datapipe), "location": location_of(datapipe), "reads": sources}
-        self._log.name(number, json.dumps(told))
+        self._log.name(number, import_whole("json").dumps(told))
         return number

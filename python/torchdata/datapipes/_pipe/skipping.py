@@ -20,6 +20,7 @@ import weakref
 from itertools import chain
 from typing import Any
 
+from torchdata._importing import import_whole
 from torchdata._native import FilterIterator
 from torchdata._reporting import (
     PACKAGE,
@@ -280,11 +281,10 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 def write_line(path: str, line: dict[str, Any]) -> None:
     """Appends a line of JSON about a skipped item to a file, in one piece: several processes may do so."""
-    import json
-
+    text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(descriptor, f"{json.dumps(line, ensure_ascii=False, default=repr)}\n".encode(errors="replace"))
+        os.write(descriptor, f"{text}\n".encode(errors="replace"))
     finally:
         os.close(descriptor)
 
