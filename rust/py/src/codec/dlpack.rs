@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use once_cell::race::OnceBox;
 use pyo3::exceptions::{PyException, PyMemoryError};
@@ -95,6 +96,9 @@ struct ExchangeApi {
 
 /// The major version of DLPack that is spoken here.
 const MAJOR: u32 = 1;
+/// Whether torch has refused to describe a tensor here, mostly a sparse one. It takes a millisecond to make the error, so
+/// from then on each tensor's layout is looked at first; before that the usual tensor pays nothing.
+static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 /// The name of a capsule that nobody has taken the tensor out of.
 const UNUSED: &CStr = c"dltensor";
 
@@ -175,8 +179,7 @@ impl<'py> Exported<'py> {
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
-        // Torch would refuse to describe a sparse one: it takes a millisecond to make the error, for where it comes from.
-        if !item.getattr(&torch.layout)?.is(&torch.strided)
+        if (HAS_REFUSED.load(Relaxed) && !item.getattr(&torch.layout)?.is(&torch.strided))
             || item.getattr(&torch.requires_grad)?.is_truthy()?
             || has_attributes(item)?
         {
@@ -315,6 +318,7 @@ impl Torch {
 
 /// Nothing, if torch says that a tensor has no description.
 fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
+    HAS_REFUSED.store(true, Relaxed);
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
 }
 
