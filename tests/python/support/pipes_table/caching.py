@@ -71,7 +71,6 @@ ROWS: list[Row] = [
         lambda xs, size: xs,
         {"size": st.sampled_from([0, THREE_ITEMS, 1])},
         {"size": THREE_ITEMS},
-        grows="it keeps all items",
     ),
     Row(
         "in_memory_cache_batched",

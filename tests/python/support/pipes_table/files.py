@@ -80,28 +80,24 @@ ROWS: list[Row] = [
         build_decompressed,
         lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs],
         length=NO_LENGTH,
-        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "extract",
         lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),
         lambda xs: [(f"{x}.bz2", b"%d" % x) for x in xs],
         length=NO_LENGTH,
-        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "load_from_bz2",
         lambda s: Bz2FileLoader(s().map(bzipped), length=7).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=7,
-        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "load_from_xz",
         lambda s: XzFileLoader(s().map(xzipped)).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=NO_LENGTH,
-        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "parse_json_files",
