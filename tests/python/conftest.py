@@ -68,9 +68,14 @@ STARTS = re.compile(
 )
 
 
-def runs_alone(path: Path) -> bool:
+def is_alone(path: Path) -> bool:
+    """Whether none of the file's tests is to run beside other ones."""
+    return path.stem.startswith(ALONE)
+
+
+def may_run_alone(path: Path) -> bool:
     """Whether the file may have tests that are not to run beside other ones."""
-    return path.stem.startswith(ALONE) or "mark.alone" in path.read_text(encoding="utf-8")
+    return is_alone(path) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
 def is_of_ray(path: Path) -> bool:
@@ -80,12 +85,26 @@ def is_of_ray(path: Path) -> bool:
 
 def is_unit(path: Path) -> bool:
     """Whether the file has tests that start no process."""
-    return not runs_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
+    return not may_run_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
+
+
+def may_run_beside(path: Path) -> bool:
+    """Whether the file may have tests that run beside other ones."""
+    return not is_alone(path) and not is_of_ray(path)
+
+
+#: By the marks that are asked for, which files may have such tests.
+HAS_SOME = {
+    "alone": may_run_alone,
+    "not alone and not ray": may_run_beside,
+    "ray": is_of_ray,
+    "unit": is_unit,
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves files out that have no test of the kind that is wanted: their imports take longer than the tests."""
-    has_some = {"alone": runs_alone, "ray": is_of_ray, "unit": is_unit}.get(config.option.markexpr)
+    has_some = HAS_SOME.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
     return None if has_some(collection_path) else True
@@ -94,7 +113,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that do not run beside other ones, and tests that start no process."""
     for item in items:
-        if item.path.stem.startswith(ALONE):
+        if is_alone(item.path):
             item.add_marker("alone")
     for path, tests in itertools.groupby(items, key=lambda item: item.path):
         if is_unit(path):

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needing import needs
+
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 pytest.importorskip("simplejpeg", reason="the tests compare both decoders")
-pytest.importorskip("sklearn", reason="it ships the photographs")
+needs("sklearn", "it ships the photographs")
 
 from PIL import ImageOps  # noqa: E402
 

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from needing import needs
+
 pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 pytest.importorskip("simplejpeg", reason="JPEG files of all kinds are made by it")
-pytest.importorskip("sklearn", reason="it ships the photographs")
+needs("sklearn", "it ships the photographs")
 
-from pictures import jpeg
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.graph import set_graph_random_seed
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
-from torchdata.images import center_crop, decode, random_resized_crop
+from pictures import jpeg  # noqa: E402
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
+from torchdata.dataloader2.graph import set_graph_random_seed  # noqa: E402
+from torchdata.dataloader2.random import SeedGenerator  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
+from torchdata.datapipes.state import load_state, save_state  # noqa: E402
+from torchdata.images import center_crop, decode, random_resized_crop  # noqa: E402
 
 COUNT = 24
 

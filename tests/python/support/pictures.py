@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,11 @@ SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 @cache
 def photographs() -> list[Any]:
-    from sklearn.datasets import load_sample_images
-
-    return list(load_sample_images().images)
+    """The two, of 427 x 640 pixels. scikit-learn itself is not imported: that would take longer than the tests."""
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    folder = Path(str(spec.origin)).with_name("datasets") / "images"
+    return [np.asarray(Image.open(folder / name)) for name in ("china.jpg", "flower.jpg")]
 
 
 def pixels(number: int) -> Any:
