@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 
 import torchdata
 from http_server import Server, running
-from huge_pages import use_huge_pages
 from loopback import Loopback
+from torchdata._native import use_huge_pages
 
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
 # the same examples: `pytest --hypothesis-profile=random` looks for others.

@@ -12,6 +12,8 @@ pub mod board;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
+pub mod huge_pages;
+#[cfg(not(loom))]
 pub mod inherited;
 #[cfg(all(not(loom), target_os = "linux"))]
 mod linux;
