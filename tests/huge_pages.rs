@@ -77,8 +77,14 @@ fn memory_that_a_forked_child_has_too_stays_shared() {
     let memory = Memory::new(1);
     // SAFETY: the child needs no lock, and is killed.
     let child = unsafe { libc::fork() };
-    while child == 0 {
-        unsafe { libc::pause() };
+    if child == 0 {
+        loop {
+            // SAFETY: it waits for its end, which comes by itself if its parent was killed.
+            unsafe {
+                libc::alarm(60);
+                libc::pause();
+            }
+        }
     }
     let before = memory.counts();
     gather();
