@@ -13,7 +13,8 @@ use torchdata_core::protocol::Grant;
 
 use super::memory::{Link, Unit};
 use super::saving::Ordered;
-use super::world::{Act, After, CONTROL, Child, Doing, Main, Setting, World};
+use super::shared::Shared;
+use super::world::{Act, CONTROL, Child, Doing, Main, Setting, Take, World};
 
 /// Frames on their way in one direction, at most.
 pub const UNDER_WAY: usize = 2;
@@ -74,32 +75,32 @@ impl Carrier {
 
 impl Setting {
     /// The steps of the carriers of a worker, and the death of its host.
-    pub fn carrier_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
-        let Some(carrier) = world.carriers.get(index) else { return };
+    pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
+        let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {
             return;
         }
-        let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
-        let (child, far, near) = (&world.children[index], &world.far[index], &world.out[index]);
+        let mut push = |name, after: World| take(Act::Carrier(index, name), Ok(after));
+        let (child, far, near) = (&world.children[index], &world.elsewhere.far[index], &world.out[index]);
         let words = (child.acknowledged, far.starving);
         if !carrier.is_cut && carrier.up.len() < UNDER_WAY && (!far.units.is_empty() || words != carrier.said) {
             let mut after = world.clone();
-            let units = std::mem::take(&mut after.far[index].units);
-            let carrier = &mut after.carriers[index];
+            let units = std::mem::take(&mut after.elsewhere.far[index].units);
+            let carrier = &mut after.elsewhere.carriers[index];
             carrier.said = words;
             carrier.up.push_back(Up { units, words });
             push("sends what the worker has made", after);
         }
         if !carrier.is_cut && carrier.up.len() < UNDER_WAY && !far.units.is_empty() && words != carrier.said {
             let mut after = world.clone();
-            let carrier = &mut after.carriers[index];
+            let carrier = &mut after.elsewhere.carriers[index];
             carrier.said = words;
             carrier.up.push_back(Up { units: VecDeque::new(), words });
             push("sends words, and leaves units", after);
         }
         if carrier.arrived.is_empty() || self.rules.words_at_once {
             let mut after = world.clone();
-            let carrier = &mut after.carriers[index];
+            let carrier = &mut after.elsewhere.carriers[index];
             if let Some(frame) = carrier.up.pop_front() {
                 carrier.arrived.extend(frame.units);
                 carrier.acknowledged = frame.words.0;
@@ -111,7 +112,7 @@ impl Setting {
         }
         if !carrier.arrived.is_empty() && near.units.len() < self.ring {
             let mut after = world.clone();
-            let (carrier, near) = (&mut after.carriers[index], &mut after.out[index]);
+            let (carrier, near) = (&mut after.elsewhere.carriers[index], &mut after.out[index]);
             while near.units.len() < self.ring
                 && let Some(unit) = carrier.arrived.pop_front()
             {
@@ -122,7 +123,7 @@ impl Setting {
         let words = (carrier.order, near.grant, near.count);
         if carrier.down.len() < UNDER_WAY && (!carrier.commands.is_empty() || words != carrier.told) {
             let mut after = world.clone();
-            let carrier = &mut after.carriers[index];
+            let carrier = &mut after.elsewhere.carriers[index];
             carrier.told = words;
             let commands = std::mem::take(&mut carrier.commands);
             carrier.down.push_back(Down { commands, words });
@@ -130,16 +131,16 @@ impl Setting {
         }
         if !carrier.down.is_empty() {
             let mut after = world.clone();
-            let carrier = &mut after.carriers[index];
+            let carrier = &mut after.elsewhere.carriers[index];
             let frame = carrier.down.pop_front().expect("there is one");
             carrier.to_tell.extend(frame.commands);
-            let (child, far) = (&mut after.children[index], &mut after.far[index]);
+            let (child, far) = (&mut after.children[index], &mut after.elsewhere.far[index]);
             (child.order, far.grant, far.count) = frame.words;
             push("shows the worker words", after);
         }
         if !carrier.to_tell.is_empty() && child.doing != Doing::Gone && child.control.len() < CONTROL {
             let mut after = world.clone();
-            let (carrier, child) = (&mut after.carriers[index], &mut after.children[index]);
+            let (carrier, child) = (&mut after.elsewhere.carriers[index], &mut after.children[index]);
             while child.control.len() < CONTROL
                 && let Some(command) = carrier.to_tell.pop_front()
             {
@@ -151,13 +152,13 @@ impl Setting {
             let mut after = world.clone();
             after.deaths -= 1;
             after.children[index].doing = Doing::Gone;
-            after.carriers[index].is_cut = true;
-            steps.push((Act::HostDies(index), Ok(after)));
+            after.elsewhere.carriers[index].is_cut = true;
+            take(Act::HostDies(index), Ok(after));
         }
     }
 
     /// Whether workers are on other machines.
-    pub fn fresh_carriers(&self) -> super::shared::Shared<Carrier> {
+    pub fn fresh_carriers<const MOST: usize>(&self) -> Shared<Carrier, MOST> {
         (0..if self.carried { self.workers } else { 0 }).map(|_| Carrier::new()).collect()
     }
 }
@@ -165,13 +166,13 @@ impl Setting {
 impl World {
     /// Sends a command. False if there is no room for it; true if the child has died, as a death is found elsewhere.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
-        let Self { children, carriers, .. } = self;
+        let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
         let is_gone = child.doing == Doing::Gone;
         let Child { control, order, .. } = child;
-        let (control, order) = match index < carriers.len() {
+        let (control, order) = match elsewhere.carriers.get(index).is_some() {
             true => {
-                let Carrier { commands, order, .. } = &mut carriers[index];
+                let Carrier { commands, order, .. } = &mut elsewhere.carriers[index];
                 (commands, order)
             }
             false => (control, order),
@@ -186,27 +187,27 @@ impl World {
 
     /// The acknowledgement of main's call that main sees.
     pub fn acknowledged(&self, index: usize) -> Option<u64> {
-        self.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
+        self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
     /// Whether main can see that a child has died: one elsewhere, when its host has, or all has arrived that it has sent.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {
-            carrier.up.is_empty() && self.far[index].units.is_empty() && child.acknowledged == carrier.said.0
+            carrier.up.is_empty() && self.elsewhere.far[index].units.is_empty() && child.acknowledged == carrier.said.0
         };
         let sees = |carrier: &Carrier| carrier.is_cut || all_arrived(carrier);
-        child.doing == Doing::Gone && self.carriers.get(index).is_none_or(|carrier| sees(carrier))
+        child.doing == Doing::Gone && self.elsewhere.carriers.get(index).is_none_or(sees)
     }
 
     /// Links and carriers for a process that takes a worker's place.
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
         if setting.carried {
-            let before = std::mem::replace(&mut self.carriers[index], Carrier::new());
-            self.far[index] = Link::new();
+            let before = std::mem::replace(&mut self.elsewhere.carriers[index], Carrier::new());
+            self.elsewhere.far[index] = Link::new();
             self.renew_lane(setting, index);
             if !setting.rules.own_frames {
-                self.carriers[index].up = before.up;
+                self.elsewhere.carriers[index].up = before.up;
             }
         }
     }

@@ -1,29 +1,31 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{Command, Deal, DealEntry, Grant, Obedience, Reader, Step, Stream, Wish};
+use torchdata_core::protocol::{
+    Command, Deal, DealEntry, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish,
+};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::{Ordered, digest};
-use super::shared::Shared;
-use super::world::{Act, After, Child, Doing, Main, Setting, World};
+use super::world::{Act, Child, Doing, Kept, Links, Main, Setting, Take, World};
 
 impl Setting {
-    pub fn child_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
+    pub fn child_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let child = &world.children[index];
         if child.doing == Doing::Gone {
             return;
         }
-        let mut after = world.clone();
         let mut push = |name, after: World| {
             let after = after.broken.map_or(Ok(after), |broken| Err(broken.to_owned()));
-            steps.push((Act::Child(index, name), after));
+            take(Act::Child(index, name), after);
         };
         if world.main == Main::Gone {
+            let mut after = world.clone();
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
         // In the graph a child sees orders alone; anywhere else commands go first.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
+            let mut after = world.clone();
             after.obey(self, index);
             return push("obeys", after);
         }
@@ -33,17 +35,21 @@ impl Setting {
         if let Some((name, after)) = self.looked_into(world, index) {
             push(name, after);
         }
-        let done = match child.doing {
-            Doing::Idle | Doing::Gone => None,
+        if world.is_waiting(self, index) {
+            return; // most children are, mostly: it costs no copy of the world
+        }
+        let mut after = world.clone();
+        let name = match child.doing {
+            Doing::Idle | Doing::Gone => unreachable!("it waits"),
             Doing::Between => after.begin_next_pass(self, index),
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        if let Some(name) = done {
-            // Steps that touch nothing that others see may as well happen at once.
-            while after.is_by_itself(self, index) && after.run_graph(self, index).is_some() {}
-            push(name, after);
+        // Steps that touch nothing that others see may as well happen at once.
+        while after.is_by_itself(self, index) {
+            after.run_graph(self, index);
         }
+        push(name, after);
     }
 
     /// Whether a call waits, because the worker makes items again that were made before it, to main.
@@ -59,22 +65,80 @@ impl Setting {
     }
 }
 
-/// The links that a child writes to, and which of them is its first.
-pub fn outgoing<'a>(
-    setting: &Setting,
-    index: usize,
-    out: &'a mut Shared<Link>,
-    far: &'a mut Shared<Link>,
-    dealt: &'a mut Shared<Link>,
-    dealing: &'a mut Shared<Link>,
-) -> (&'a mut Shared<Link>, usize) {
-    match setting.is_dispatcher(index) {
-        true => (if setting.carried { dealing } else { dealt }, 0),
-        false => (if setting.carried { far } else { out }, index),
-    }
+/// Whether the reader of a link wants no more of the stream.
+fn is_away(sending: &Sending, link: &Link) -> bool {
+    matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
+}
+
+/// The next step of a pump over these links, between items, and how it stands after it.
+fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Dealing, Vec<Sending>) {
+    let (mut dealing, mut sending) = ((*pump.dealing).clone(), pump.sending.clone());
+    let permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
+    (dealing.next(permit), dealing, sending)
 }
 
 impl World {
+    /// The links that a child writes to, and which of them is its first.
+    pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
+        match (setting.is_dispatcher(index), setting.carried) {
+            (true, false) => (&self.dealt, 0),
+            (true, true) => (&self.elsewhere.dealing, 0),
+            (false, false) => (&self.out, index),
+            (false, true) => (&self.elsewhere.far, index),
+        }
+    }
+
+    /// A child, the links that it writes to, and which of them is its first.
+    pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
+        let Self { children, out, dealt, elsewhere, .. } = self;
+        let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
+            (true, false) => (dealt, 0),
+            (true, true) => (&mut elsewhere.dealing, 0),
+            (false, false) => (out, index),
+            (false, true) => (&mut elsewhere.far, index),
+        };
+        (&mut children[index], links, first)
+    }
+
+    /// Whether a child can do nothing until somebody else has done something.
+    fn is_waiting(&self, setting: &Setting, index: usize) -> bool {
+        let child = &self.children[index];
+        let (links, first) = self.outgoing(setting, index);
+        match (child.doing, &child.pump) {
+            (Doing::Idle | Doing::Gone, _) => true,
+            (Doing::Between, Pump { dealing, sending, .. }) => {
+                !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Behind))
+            }
+            (Doing::Pumping, Pump { departing: Some((target, _)), sending, .. }) => {
+                let link = &links[first + target];
+                link.units.len() >= setting.ring && !is_away(&sending[*target], link)
+            }
+            (Doing::Pumping, Pump { ending: true, .. }) => false,
+            (Doing::Pumping, pump) => {
+                let deal = next_deal(setting, pump, links, first).0;
+                matches!(deal, Deal::WaitFor(_) | Deal::WaitForAny)
+            }
+            (Doing::InGraph, _) => {
+                let at_source = child.made.1 == 0 && !child.failed && !child.exhausted;
+                at_source && setting.dispatches && !setting.is_dispatcher(index) && self.awaits_share(setting, index)
+            }
+        }
+    }
+
+    /// Whether nothing is there for a worker that asks for an item of its share, and it has said so.
+    fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
+        let (child, link) = (&self.children[index], &self.dealt[index]);
+        let own = &self.outgoing(setting, index).0[index];
+        let epoch = child.pump.stream().epoch();
+        if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
+            return !setting.rules.passes && child.pass > 0; // nobody will send anything: it waits for ever
+        }
+        let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
+        let nothing_waits = child.share.glance(link, setting.rules) == Some(false);
+        let has_said_so = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
+        !child.looked && !has_enough && nothing_waits && has_said_so
+    }
+
     /// Whether the next step of a child is in its graph, with nothing but its own.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
@@ -125,15 +189,21 @@ impl World {
         let pump = &mut self.children[index].pump;
         let owners = ordered.start.as_ref().and_then(|start| start.owners.clone()).unwrap_or_default();
         pump.dealing.begin_freely(&owners, pump.accounts.iter().map(|account| account.items).sum());
-        (self.record.number, self.record.owners, self.late) = (epoch, owners, None);
+        (self.kept.record.number, self.kept.record.owners, self.kept.late) = (epoch, owners, None);
     }
 
-    /// Records an entry, or leaves that out.
+    /// Records an entry, if there is one, or leaves that out.
     fn record(&mut self, owner: Option<DealEntry>, is_recorded: bool) {
-        self.record.owners.entries.extend(owner.filter(|_| is_recorded));
+        let Some(owner) = owner else { return };
+        let Kept { record, truth, .. } = &mut *self.kept;
+        if is_recorded {
+            record.owners.entries.push(owner);
+        }
         // One that has not heard yet that main goes on elsewhere deals to nobody.
-        let dispatcher = self.children.last().expect("there are children");
-        self.truth.extend(owner.filter(|_| dispatcher.pump.stream().epoch() == self.number));
+        let dispatcher = &self.children[self.children.len() - 1];
+        if dispatcher.pump.stream().epoch() == self.number {
+            truth.push(owner);
+        }
     }
 
     /// Applies main's function to the graph of a child, for the first time in this epoch or where it was met before.
@@ -142,11 +212,11 @@ impl World {
         child.due = None;
         child.applied += 1;
         let place = child.place();
-        let is_first = self.met[index].is_none();
-        self.met[index].get_or_insert(place);
+        let is_first = self.kept.met[index].is_none();
+        self.kept.met[index].get_or_insert(place);
         // Where the end is ordered, or another epoch, nothing more is made of this one.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
-        if setting.restarts && is_first && goes_on && place < self.had[index] {
+        if setting.restarts && is_first && goes_on && place < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
     }
@@ -158,7 +228,7 @@ impl World {
         if child.due.is_some_and(|due| due <= place) {
             self.apply(setting, index);
         }
-        let met = self.met[index].is_some_and(|met| met <= place);
+        let met = self.kept.met[index].is_some_and(|met| met <= place);
         if setting.restarts && met != (self.children[index].applied > 0) {
             self.broken = Some("a function is met between other items than before");
         }
@@ -175,12 +245,11 @@ impl World {
         }
     }
 
-    /// Sends the unit that is due, if there is room.
-    fn send(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, out, far, dealt, dealing: near, .. } = self;
-        let (links, first) = outgoing(setting, index, out, far, dealt, near);
-        let pump = &mut children[index].pump;
-        let (target, unit) = pump.departing.take()?;
+    /// Sends the unit that is due, or drops it, as its reader wants no more.
+    fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
+        let (child, links, first) = self.writer(setting, index);
+        let pump = &mut child.pump;
+        let (target, unit) = pump.departing.take().expect("one is due");
         let item = unit.item();
         if links[first + target].units.len() < setting.ring {
             links[first + target].units.push_back(unit);
@@ -188,37 +257,29 @@ impl World {
                 pump.sending[target].sent();
                 pump.count(setting, target, digest(item));
             }
-        } else if matches!(
-            pump.sending[target].reader(links[first + target].grant),
-            Some(Reader::Left | Reader::Ahead | Reader::Done)
-        ) {
-            pump.count(setting, target, 0);
         } else {
-            pump.departing = Some((target, unit));
-            return None; // the ring is full
+            pump.count(setting, target, 0);
         }
         if item.is_some() {
             self.between_items(setting, index);
         }
-        Some("sends")
+        "sends"
     }
 
-    /// One step of the pump.
-    pub fn pump(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+    /// One step of the pump, where it does not wait.
+    pub fn pump(&mut self, setting: &Setting, index: usize) -> &'static str {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
         }
         if !self.children[index].pump.ending {
             self.meet_due(setting, index);
         }
-        let Self { children, out, far, dealt, dealing: near, .. } = self;
-        let child = &mut children[index];
-        let (links, first) = outgoing(setting, index, out, far, dealt, near);
+        let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
         if pump.ending {
             if !child.failed && pump.lacks_some() {
                 self.broken = Some("the graph ends before all has come again that the reader has");
-                return Some("has ended");
+                return "has ended";
             }
             let Some(target) = pump.dealing.turn() else {
                 if setting.is_dispatcher(index) && setting.rules.passes {
@@ -227,74 +288,69 @@ impl World {
                     self.finish(setting, index);
                     self.children[index].rest();
                 }
-                return Some("has ended");
+                return "has ended";
             };
             let kind = if child.failed { Kind::Error } else { Kind::End };
             pump.departing = Some((target, Unit { stream: pump.stream(), kind }));
             pump.dealing.end(target);
-            return Some("is about to end");
+            return "is about to end";
         }
-        let Pump { dealing, sending, .. } = pump;
-        let deal =
-            dealing.next(|reader| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]));
+        let (deal, dealing, sending) = next_deal(setting, pump, links, first);
+        pump.dealing.set(dealing);
+        pump.sending = sending;
         match deal {
-            Deal::WaitFor(_) | Deal::WaitForAny => None,
+            Deal::WaitFor(_) | Deal::WaitForAny => unreachable!("it waits"),
             Deal::Nobody => {
                 pump.ending = true;
-                Some("is wanted no more")
+                "is wanted no more"
             }
             Deal::To(target) | Deal::Skip(target) => {
                 child.target = target;
                 child.skips = matches!(deal, Deal::Skip(_));
                 child.may_save = false;
                 child.doing = Doing::InGraph;
-                Some("asks its graph")
+                "asks its graph"
             }
         }
     }
 
-    pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, out, far, dealt, dealing: near, .. } = self;
-        let child = &mut children[index];
-        let (links, _) = outgoing(setting, index, out, far, dealt, near);
+    /// Begins another pass, which was asked for.
+    pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> &'static str {
+        let child = &mut self.children[index];
         let pump = &mut child.pump;
-        let (dealing, sending) = (&pump.dealing, &pump.sending);
-        if !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Behind)) {
-            return None;
-        }
         let next = pump.stream().next_pass();
         pump.begin(next);
         let owner = pump.dealing.begin_next();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
         self.record(owner, setting.rules.parting);
-        Some("begins once more")
+        "begins once more"
     }
 
     /// One step in the graph, which ends with an item for the pump, or at its end.
-    pub fn run_graph(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+    pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
             child.made.1 -= 1;
             let item = (child.epoch, child.made.0);
             self.hand_over(setting, index, item);
-            return Some("makes an item");
+            return "makes an item";
         }
         if child.failed {
             child.pump.ending = true;
             child.doing = Doing::Pumping;
-            return Some("fails");
+            return "fails";
         }
         if setting.is_dispatcher(index) {
-            return Some(self.read_source(setting, index, 1, 0));
+            return self.read_source(setting, index, 1, 0);
         }
         if child.exhausted {
             child.pump.ending = true;
             child.doing = Doing::Pumping;
-            return Some("comes to its end");
+            return "comes to its end";
         }
         if !setting.dispatches {
-            return Some(self.read_source(setting, index, setting.workers, index));
+            return self.read_source(setting, index, setting.workers, index);
         }
         self.read_share(setting, index)
     }
@@ -327,25 +383,20 @@ impl World {
         "reads its source"
     }
 
-    /// Reads what is dealt to a worker, or waits for it.
-    pub fn read_share(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
-        let Self { children, out, far, dealt, .. } = self;
-        let (child, link) = (&mut children[index], &mut dealt[index]);
-        let own = &mut if setting.carried { far } else { out }[index];
+    /// Reads what is dealt to a worker, or says that it starves.
+    pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
+        let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         let epoch = child.pump.stream().epoch();
         let wanted = Stream::new(epoch, child.pass + 1);
         if std::mem::take(&mut child.looked) && child.share.receiving.stream() == wanted {
             child.share.set_window(link, setting.dispatch_window);
             child.share_account = std::mem::take(&mut child.share_start);
-            return Some("asks for its share");
+            return "asks for its share";
         }
         if child.share.receiving.stream() != wanted {
-            if !setting.rules.passes && child.pass > 0 {
-                return None; // nobody will send anything: it waits for ever
-            }
             child.share.begin(link, wanted, setting.dispatch_window);
             child.share_account = std::mem::take(&mut child.share_start);
-            return Some("asks for its share");
+            return "asks for its share";
         }
         if setting.header_of(index).is_some_and(|most| child.read >= most) {
             child.pass += 1;
@@ -354,26 +405,24 @@ impl World {
             if setting.rules.leaving {
                 link.grant = Grant::new(wanted, Wish::Left).word();
             }
-            return Some("has enough of its share");
+            return "has enough of its share";
         }
         let waiting = link.units.len();
         if !child.share.look(link, setting.rules) {
             if link.units.len() < waiting {
-                return Some("drops what is over");
+                return "drops what is over";
             }
             if Obedience::is_superseded(epoch, child.order) {
-                own.starving = 0;
+                self.starve(setting, index, 0);
                 self.finish(setting, index);
                 self.children[index].rest();
-                return Some("gives the epoch up");
+                return "gives the epoch up";
             }
-            if own.starving != epoch {
-                own.starving = epoch;
-                return Some("starves");
-            }
-            return None;
+            self.starve(setting, index, epoch);
+            return "starves";
         }
-        own.starving = 0;
+        self.starve(setting, index, 0);
+        let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         match link.units.pop_front().expect("one waits").kind {
             Kind::Item(of, item) => {
                 child.share.took(link);
@@ -393,11 +442,18 @@ impl World {
             Kind::Error => child.failed = true,
             Kind::Dealt(dealt) => {
                 child.relay = Some(dealt);
-                return Some("keeps a snapshot to be passed on");
+                return "keeps a snapshot to be passed on";
             }
             Kind::Saved(_) => unreachable!("workers send these to main"),
         }
-        Some("takes of its share")
+        "takes of its share"
+    }
+
+    /// Says in which epoch a worker starves; 0: in none.
+    fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
+        if self.outgoing(setting, index).0[index].starving != epoch {
+            self.writer(setting, index).1[index].starving = epoch;
+        }
     }
 
     /// Gives the pump an item that the graph has made: for whose turn it is, or for nobody.
@@ -410,7 +466,7 @@ impl World {
         if setting.rules.recording || owner.is_none() {
             self.record(owner, true);
         } else {
-            let late = std::mem::replace(&mut self.late, owner);
+            let late = std::mem::replace(&mut self.kept.late, owner);
             self.record(late, true);
         }
         let child = &mut self.children[index];

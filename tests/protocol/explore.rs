@@ -7,17 +7,24 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 /// The state after a step, or what the step breaks.
 pub type After<State> = Result<State, String>;
 
+/// Takes each step that can be taken from a state, and the state after it, or what it breaks.
+pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
+
 /// The steps that can happen next, and the states that must not be.
 pub trait Model {
     /// All that matters for what can happen next.
     type State: Clone + Hash + Debug;
     /// One step.
     type Step: Copy + Debug;
+    /// The parts that states have in common.
+    type Parts: Default;
 
     /// The state in which everything begins.
     fn start(&self) -> Self::State;
-    /// Every step that can be taken, and the state after it, or what it breaks.
-    fn steps(&self, state: &Self::State) -> Vec<(Self::Step, After<Self::State>)>;
+    /// Passes on every step that can be taken: one by one, as most lead to states that are known, and are dropped.
+    fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
+    /// Lets a state that is new share the parts that are there already: so all states fit into caches and memory.
+    fn share(parts: &mut Self::Parts, state: &mut Self::State);
     /// Whether everything is over in this state. Others must have a next step, and a way to such a one.
     fn is_over(&self, state: &Self::State) -> bool;
 }
@@ -37,63 +44,111 @@ impl Display for Explored {
 }
 
 /// 128 bits that stand for a state. Of 10^7 states two are mistaken for each other once in 10^24 explorations.
-pub fn fingerprint(state: &impl Hash) -> u128 {
-    let mut hasher = Fingerprint(1, 2);
-    state.hash(&mut hasher);
-    u128::from(hasher.0) << 64 | u128::from(hasher.1)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint(u64, u64);
+
+impl Fingerprint {
+    pub fn of(state: &impl Hash) -> Self {
+        let mut words = Words { halves: Self(1, 2), word: 1 };
+        state.hash(&mut words);
+        words.flush();
+        words.halves
+    }
+}
+
+impl Hash for Fingerprint {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u128(u128::from(self.0) << 64 | u128::from(self.1));
+    }
 }
 
 /// Two independent halves, a multiplication each for every word.
-struct Fingerprint(u64, u64);
-
-impl Fingerprint {
-    fn add(&mut self, word: u64) {
-        let fold = |a: u64, b: u64| {
-            let product = u128::from(a) * u128::from(b);
-            product as u64 ^ (product >> 64) as u64
-        };
-        self.0 = fold(self.0 ^ word ^ 0x243f_6a88_85a3_08d3, 0x9e37_79b9_7f4a_7c15);
-        self.1 = fold(self.1 ^ word ^ 0x1319_8a2e_0370_7344, 0xc2b2_ae3d_27d4_eb4f);
-    }
+///
+/// Most parts of a state are flags and small numbers: as many as fit share a word. How many there are shows in the word,
+/// so states that differ have different words.
+struct Words {
+    halves: Fingerprint,
+    /// The word that is being filled: behind a 1, which tells how many bytes there are.
+    word: u64,
 }
 
-impl Hasher for Fingerprint {
-    fn finish(&self) -> u64 {
-        self.0
+impl Words {
+    fn add(&mut self, words: (u64, u64)) {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a).wrapping_mul(u128::from(b));
+            product as u64 ^ (product >> 64) as u64
+        };
+        self.halves.0 = fold(self.halves.0 ^ words.0 ^ 0x243f_6a88_85a3_08d3, 0x9e37_79b9_7f4a_7c15);
+        self.halves.1 = fold(self.halves.1 ^ words.1 ^ 0x1319_8a2e_0370_7344, 0xc2b2_ae3d_27d4_eb4f);
     }
 
-    fn write(&mut self, bytes: &[u8]) {
-        self.add(bytes.len() as u64);
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.add(u64::from_le_bytes(word));
+    fn flush(&mut self) {
+        if self.word > 1 {
+            self.add((self.word, self.word));
+            self.word = 1;
         }
     }
 
+    #[inline]
+    fn byte(&mut self, byte: u8) {
+        self.word = self.word << 8 | u64::from(byte);
+        if self.word >> 56 > 0 {
+            self.flush();
+        }
+    }
+
+    /// A byte, or one that is none of these, and a word of its own.
+    #[inline]
+    fn number(&mut self, number: u64) {
+        match u8::try_from(number) {
+            Ok(byte) if byte < u8::MAX => self.byte(byte),
+            _ => {
+                self.byte(u8::MAX);
+                self.flush();
+                self.add((number, number));
+            }
+        }
+    }
+}
+
+impl Hasher for Words {
+    fn finish(&self) -> u64 {
+        unreachable!("a fingerprint has more bits")
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        bytes.iter().for_each(|&byte| self.byte(byte));
+    }
+
     fn write_u8(&mut self, number: u8) {
-        self.add(number.into());
+        self.byte(number);
+    }
+
+    fn write_u16(&mut self, number: u16) {
+        self.number(number.into());
     }
 
     fn write_u32(&mut self, number: u32) {
-        self.add(number.into());
+        self.number(number.into());
     }
 
     fn write_u64(&mut self, number: u64) {
-        self.add(number);
+        self.number(number);
     }
 
     fn write_usize(&mut self, number: usize) {
-        self.add(number as u64);
-    }
-
-    fn write_u128(&mut self, number: u128) {
-        self.add(number as u64);
-        self.add((number >> 64) as u64);
+        self.number(number as u64);
     }
 
     fn write_isize(&mut self, number: isize) {
-        self.add(number as u64);
+        self.number(number as u64);
+    }
+
+    /// The fingerprint of a part: half of it for either half.
+    fn write_u128(&mut self, number: u128) {
+        self.flush();
+        self.add(((number >> 64) as u64, number as u64));
     }
 }
 
@@ -117,6 +172,27 @@ impl Hasher for Plain {
     }
 }
 
+/// The states that were met, numbered as they were met.
+struct Known(HashMap<Fingerprint, u32, ByFingerprint>);
+
+impl Known {
+    /// Knows the first state alone, number 0.
+    fn new(start: &impl Hash) -> Self {
+        Self([(Fingerprint::of(start), 0)].into_iter().collect())
+    }
+
+    fn number(&self, state: &impl Hash) -> Option<u32> {
+        self.0.get(&Fingerprint::of(state)).copied()
+    }
+
+    /// The number of a state, and whether it is new.
+    fn meet(&mut self, state: &impl Hash) -> (u32, bool) {
+        let next = u32::try_from(self.0.len()).expect("so many states are never visited");
+        let number = *self.0.entry(Fingerprint::of(state)).or_insert(next);
+        (number, number == next)
+    }
+}
+
 /// Goes breadth first through all states, so that what it reports is a shortest way there.
 ///
 /// # Errors
@@ -124,85 +200,149 @@ impl Hasher for Plain {
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
-    let mut known: HashMap<u128, u32, ByFingerprint> = [(fingerprint(&start), 0)].into_iter().collect();
-    // By state: the state before it. And who comes before whom, for the way back from the ends.
+    let mut known = Known::new(&start);
+    // By state: the state before it, and where in `after` the states begin to which its steps lead.
     let mut before: Vec<u32> = vec![0];
-    let mut edges: Vec<(u32, u32)> = Vec::new();
+    let mut first: Vec<usize> = Vec::new();
+    let mut after: Vec<u32> = Vec::new();
     let mut ends: Vec<u32> = Vec::new();
-    let mut layer = vec![(0_u32, start)];
+    let mut parts = M::Parts::default();
+    let mut layer = vec![start];
     while !layer.is_empty() {
         let mut next = Vec::new();
-        for (number, state) in layer {
-            let steps = model.steps(&state);
+        for state in layer {
+            let number = first.len() as u32;
+            assert!(before.len() < most, "more states than fit into memory: take a smaller setting");
+            first.push(after.len());
+            let mut broken = None;
+            model.steps(&state, &mut |step, stepped| match stepped {
+                Ok(mut state) => {
+                    let (successor, is_new) = known.meet(&state);
+                    if is_new {
+                        before.push(number);
+                        M::share(&mut parts, &mut state);
+                        next.push(state);
+                    }
+                    after.push(successor);
+                }
+                Err(what) => drop(broken.get_or_insert((step, what))),
+            });
+            if let Some((step, what)) = broken {
+                return Err(told(model, &known, &before, number, &what, Some(&step)));
+            }
             if model.is_over(&state) {
                 ends.push(number);
-            } else if steps.is_empty() {
-                return Err(told(model, &before, number, "everybody waits", None));
-            }
-            assert!(before.len() < most, "more states than fit into memory: take a smaller setting");
-            for (step, after) in steps {
-                let after = match after {
-                    Ok(after) => after,
-                    Err(broken) => return Err(told(model, &before, number, &broken, Some(&step))),
-                };
-                let count = u32::try_from(before.len()).expect("so many states are never visited");
-                let successor = *known.entry(fingerprint(&after)).or_insert(count);
-                if successor == count {
-                    before.push(number);
-                    next.push((count, after));
-                }
-                edges.push((successor, number));
+            } else if first[number as usize] == after.len() {
+                return Err(told(model, &known, &before, number, "everybody waits", None));
             }
         }
         layer = next;
     }
-    let states = before.len();
-    if let Some(lost) = without_end(states, &mut edges, &ends) {
-        return Err(told(model, &before, lost, "from here no end can be reached", None));
+    let steps = after.len();
+    first.push(steps);
+    if let Some(lost) = without_end(&first, &after, &ends) {
+        return Err(told(model, &known, &before, lost, "from here no end can be reached", None));
     }
-    Ok(Explored { states, steps: edges.len(), ends: ends.len() })
+    Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// The first state from which no end can be reached. `edges` are (after, before).
-fn without_end(states: usize, edges: &mut [(u32, u32)], ends: &[u32]) -> Option<u32> {
-    edges.sort_unstable();
+/// The first state from which no end can be reached. The steps of state n lead to `after[first[n]..first[n + 1]]`.
+fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
+    let states = first.len() - 1;
     let mut reaches = vec![false; states];
-    let mut todo = ends.to_vec();
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    while let Some(state) = todo.pop() {
-        let first = edges.partition_point(|edge| edge.0 < state);
-        for &(_, before) in edges[first..].iter().take_while(|edge| edge.0 == state) {
-            if !std::mem::replace(&mut reaches[before as usize], true) {
-                todo.push(before);
+    // Most steps lead to states that were met later. So the last ones come first, and a few rounds are enough.
+    let mut goes_on = true;
+    while std::mem::take(&mut goes_on) {
+        for state in (0..states).rev() {
+            let mut next = after[first[state]..first[state + 1]].iter();
+            if !reaches[state] && next.any(|&next| reaches[next as usize]) {
+                reaches[state] = true;
+                goes_on = true;
             }
         }
     }
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// The fault and the way there: the exploration once more up to that state, as only numbers were kept.
-fn told<M: Model>(model: &M, before: &[u32], state: u32, what: &str, last: Option<&M::Step>) -> String {
-    let mut way = vec![state];
+/// The fault and the way there: once more from the start, as only numbers were kept.
+fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
+    let mut way = vec![number];
     while way[way.len() - 1] != 0 {
         way.push(before[way[way.len() - 1] as usize]);
     }
-    let start = model.start();
-    let mut known: HashMap<u128, u32, ByFingerprint> = [(fingerprint(&start), 0)].into_iter().collect();
-    let mut states = vec![start];
-    let mut taken = vec![String::new()];
-    let mut number = 0;
-    while states.len() <= state as usize {
-        for (step, after) in model.steps(&states[number].clone()) {
-            let Ok(after) = after else { continue };
-            let count = states.len() as u32;
-            if *known.entry(fingerprint(&after)).or_insert(count) == count {
-                states.push(after);
-                taken.push(format!("{step:?}"));
+    let mut state = model.start();
+    let mut steps = Vec::new();
+    for &next in way.iter().rev().skip(1) {
+        let mut taken = None;
+        model.steps(&state, &mut |step, after| {
+            if let Ok(after) = after
+                && taken.is_none()
+                && known.number(&after) == Some(next)
+            {
+                taken = Some((step, after));
             }
-        }
-        number += 1;
+        });
+        let (step, after) = taken.expect("the step was taken before");
+        steps.push(format!("{step:?}"));
+        state = after;
     }
-    let steps = way.iter().rev().skip(1).map(|&state| taken[state as usize].clone());
-    let steps: Vec<String> = steps.chain(last.map(|step| format!("{step:?}"))).collect();
-    format!("{what}, after these steps:\n  {}\nin {:#?}", steps.join("\n  "), states[state as usize])
+    steps.extend(last.map(|step| format!("{step:?}")));
+    format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
+}
+
+// ---- what is found, in graphs of a few numbers ------------------------------------------------------------------
+
+/// Steps between numbers, from 0 on: where from, where to. Number 9 breaks a rule.
+struct Numbers {
+    steps: &'static [(u8, u8)],
+    ends: &'static [u8],
+}
+
+impl Model for Numbers {
+    type State = u8;
+    type Step = u8;
+    type Parts = ();
+
+    fn start(&self) -> u8 {
+        0
+    }
+
+    fn steps(&self, state: &u8, take: &mut Take<'_, u8, u8>) {
+        for &(_, after) in self.steps.iter().filter(|(before, _)| before == state) {
+            take(after, if after == 9 { Err("it is nine".to_owned()) } else { Ok(after) });
+        }
+    }
+
+    fn share((): &mut (), _: &mut u8) {}
+
+    fn is_over(&self, state: &u8) -> bool {
+        self.ends.contains(state)
+    }
+}
+
+#[test]
+fn all_states_and_steps_are_counted_and_an_end_may_be_behind_states_that_were_met_later() {
+    let steps = &[(0, 1), (0, 2), (1, 0), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5), (2, 3)];
+    let explored = explore(&Numbers { steps, ends: &[5] });
+    assert_eq!(explored, Ok(Explored { states: 6, steps: 9, ends: 1 }));
+}
+
+#[test]
+fn states_from_which_no_end_can_be_reached_are_found() {
+    let steps = &[(0, 1), (0, 2), (2, 3), (3, 4), (4, 2)];
+    let found = explore(&Numbers { steps, ends: &[1] });
+    assert_eq!(found, Err("from here no end can be reached, after these steps:\n  2\nin 2".to_owned()));
+}
+
+#[test]
+fn a_state_without_a_step_is_found() {
+    let found = explore(&Numbers { steps: &[(0, 1), (0, 2), (2, 3)], ends: &[1] });
+    assert_eq!(found, Err("everybody waits, after these steps:\n  2\n  3\nin 3".to_owned()));
+}
+
+#[test]
+fn the_shortest_way_to_what_breaks_a_rule_is_told() {
+    let found = explore(&Numbers { steps: &[(0, 1), (1, 2), (2, 9), (0, 3), (3, 9), (9, 0)], ends: &[] });
+    assert_eq!(found, Err("it is nine, after these steps:\n  3\n  9\nin 3".to_owned()));
 }

@@ -1,13 +1,12 @@
 //! Main's places: what a state names at each moment, whether that is right, and going on from it.
 
-use std::rc::Rc;
-
 use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Owners, Share, Snapshot};
 
-use super::explore::fingerprint;
+use super::explore::Fingerprint;
 use super::memory::{Kind, Link, Record};
 use super::saving::{Graph, Ordered, Resumption, digest};
-use super::world::{Act, After, Main, Setting, World};
+use super::shared::Part;
+use super::world::{Act, Kept, Main, Setting, Take, World};
 
 /// More items than an epoch has.
 const ALL: u64 = 1 << 62;
@@ -27,7 +26,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
-    pub children: Vec<Rc<Resumption>>,
+    pub children: Vec<Part<Resumption>>,
 }
 
 impl Place {
@@ -48,20 +47,20 @@ impl Place {
         let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
         let workers = places.iter().map(|place| (place.given, place.snapshot.cloned())).collect();
         let position = dealt.as_ref().map_or(0, Dealt::items);
-        let since = world.record.begun.as_ref().map_or(0, |begun| begun.since);
+        let since = world.kept.record.begun.as_ref().map_or(0, |begun| begun.since);
         let from = if earliest { position.min(books.oldest_dealt()).max(since) } else { position };
-        let owners = if setting.is_free() { world.record.read(world.number, from) } else { None };
+        let owners = if setting.is_free() { world.kept.record.read(world.number, from) } else { None };
         Self { workers, turn: 0, dealt, owners }
     }
 
     /// From where each child goes on, the dispatching process last.
-    pub fn resumptions(&self, setting: &Setting) -> Vec<Rc<Resumption>> {
+    pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
         for (given, snapshot) in &self.workers {
             let sent = snapshot.as_ref().map(|one| one.sent).unwrap_or_default();
             let share = snapshot.as_ref().map_or(Share { pass: 1, account: Account::default() }, |one| one.share);
-            children.push(Rc::new(Resumption {
+            children.push(Part::from(Resumption {
                 graph: snapshot.as_ref().map(|one| one.content),
                 starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
                 turn: 0,
@@ -78,7 +77,7 @@ impl Place {
                 2.. => (*account, ALL, None),
                 _ => (*account, share.account.items.saturating_sub(account.items), Some(share.account.checksum)),
             };
-            children.push(Rc::new(Resumption {
+            children.push(Part::from(Resumption {
                 graph: self.dealt.as_ref().map(|dealt| dealt.content),
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
@@ -118,14 +117,22 @@ impl Setting {
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
             return Ok(());
         }
-        let what = (&world.books, &world.all, world.given, world.delivered, world.epoch, &world.record, &world.truth);
-        if !self.checked.borrow_mut().insert(fingerprint(&what)) {
+        let what = (
+            &world.kept.books,
+            &world.kept.all,
+            world.given,
+            world.delivered,
+            world.epoch,
+            &world.kept.record,
+            &world.kept.truth,
+        );
+        if !self.checked.borrow_mut().insert(Fingerprint::of(&what)) {
             return Ok(());
         }
         let sure = if self.reads_ahead && !self.follows { 0 } else { self.look_back };
-        let held = world.books.total().saturating_sub(world.given.into());
+        let held = world.kept.books.total().saturating_sub(world.given.into());
         for ago in 0..=u64::from(world.given) {
-            let (found, all) = (self.place(world, &world.books, ago), self.place(world, &world.all, ago));
+            let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
                 // Where nobody tells what was given, what is remembered includes what main holds.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
@@ -149,8 +156,8 @@ impl Setting {
         }
         let mut least = Vec::new();
         for (worker, (given, snapshot)) in place.workers.iter().enumerate() {
-            let made = self.made_by(&world.truth, worker);
-            let share = self.share_of(&world.truth, worker, 0);
+            let made = self.made_by(&world.kept.truth, worker);
+            let share = self.share_of(&world.kept.truth, worker, 0);
             if *given != account_of(world.epoch, first(&made, given.items)) {
                 return wrong("a place counts other items than were given");
             }
@@ -195,7 +202,7 @@ impl Setting {
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
-            let dealt = self.share_of(&world.truth, worker, 0);
+            let dealt = self.share_of(&world.kept.truth, worker, 0);
             if share.pass == 1 && *account != account_of(world.epoch, first(&dealt, account.items)) {
                 return Err("other items were dealt than a worker has read");
             }
@@ -222,25 +229,26 @@ impl Setting {
     fn makes_from(&self, world: &World, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
-            made.extend(self.made_in(&world.truth, worker, graph.pass, graph.read.into()));
-            (graph.pass + 1..self.passes).for_each(|pass| made.extend(self.made_in(&world.truth, worker, pass, 0)));
+            made.extend(self.made_in(&world.kept.truth, worker, graph.pass, graph.read.into()));
+            (graph.pass + 1..self.passes)
+                .for_each(|pass| made.extend(self.made_in(&world.kept.truth, worker, pass, 0)));
         }
         made
     }
 
     /// The user leaves the epoch, and goes on with it from a place: with the same processes, or others.
-    pub fn going_on_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+    pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
-            let Some(place) = self.place(world, &world.books, ago.into()) else { continue };
-            let going_on = Rc::new(GoingOn { children: place.resumptions(self), place });
+            let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
+            let going_on = Part::from(GoingOn { children: place.resumptions(self), place });
             let mut after = world.clone();
             after.resumes -= 1;
             let mut elsewhere = after.clone();
             elsewhere.replace_everything(self);
             for (name, mut after) in [("goes on from its state", after), ("goes on elsewhere", elsewhere)] {
                 after.delivered -= ago;
-                after.begin_epoch(self, Some(Rc::clone(&going_on)));
-                steps.push((Act::Main(name), Ok(after)));
+                after.begin_epoch(self, Some(going_on.clone()));
+                take(Act::Main(name), Ok(after));
             }
         }
     }
@@ -261,11 +269,12 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 impl World {
     /// The books, and those that forget nothing.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
-        [&mut self.books, &mut self.all].into_iter().map(|books| &mut **books)
+        let Kept { books, all, .. } = &mut *self.kept;
+        [books, all].into_iter().map(|books| &mut **books)
     }
 
     /// Begins an epoch, or goes on with it.
-    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Rc<GoingOn>>) {
+    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Part<GoingOn>>) {
         self.number += 1;
         self.begin_calls(setting);
         self.begin_collecting(setting);
@@ -281,28 +290,28 @@ impl World {
             self.collecting.begin_at(turn);
             self.both_books().for_each(|books| books.begin_at(turn));
             for (worker, given) in starts.iter().enumerate() {
-                let made = setting.made_by(&self.truth, worker);
+                let made = setting.made_by(&self.kept.truth, worker);
                 first(&made, given.items).iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
             }
             self.delivered = starts.iter().map(|given| given.items as u8).sum();
             self.keep_what_goes_on(going_on);
         }
-        self.replacing.begin();
-        self.told = 0;
-        self.going_on = going_on;
+        self.kept.replacing.begin();
+        self.kept.told = 0;
+        self.kept.going_on = going_on;
         self.main = Main::Telling(self.number, setting.children());
     }
 
     /// Notes the owners with which an epoch is begun or gone on with: what else was dealt is in nobody's hands.
     pub fn know_owners(&mut self, owners: Option<Owners>) {
         let known = owners.as_ref().map_or(0, |owners| owners.since as usize + owners.entries.len());
-        self.truth.truncate(known);
-        self.record.begun = owners;
+        self.kept.truth.truncate(known);
+        self.kept.record.begun = owners;
     }
 
     /// The command by which a child begins the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
-        let start = self.going_on.as_ref().map(|going_on| Rc::clone(&going_on.children[child]));
+        let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
@@ -318,7 +327,7 @@ impl World {
 
     /// Keeps a snapshot that has come.
     pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
-        let lag = setting.lag(self.books.total(), self.given);
+        let lag = setting.lag(self.kept.books.total(), self.given);
         for books in self.both_books() {
             match kind {
                 Kind::Saved(snapshot) => drop(books.keep(peer, (**snapshot).clone(), lag)),
@@ -331,10 +340,10 @@ impl World {
     /// New processes over new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
-        self.record = Record::default().into();
-        self.calls = Calls::new(setting.children()).into();
-        self.met.fill(None);
-        let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.dealing.iter_mut());
+        self.kept.record = Record::default().into();
+        self.kept.calls = Calls::new(setting.children()).into();
+        self.kept.met.fill(None);
+        let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());
         links.for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));
     }

@@ -11,7 +11,7 @@ use torchdata_core::protocol::Grant;
 use super::carrying::{UNDER_WAY, holds};
 use super::memory::Unit;
 use super::shared::Shared;
-use super::world::{Act, After, Doing, Main, Setting, World};
+use super::world::{Act, Doing, Main, Setting, Take, World};
 
 /// What lies between the dispatching process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
@@ -33,28 +33,28 @@ impl Lane {
 
 impl Setting {
     /// The steps of a worker's second lane.
-    pub fn lane_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
-        let Some(lane) = world.lanes.get(index) else { return };
+    pub fn lane_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
+        let Some(lane) = world.elsewhere.lanes.get(index) else { return };
         if world.main == Main::Gone || world.children[index].doing == Doing::Gone {
             return;
         }
-        let mut push = |name, after: World| steps.push((Act::Carrier(index, name), Ok(after)));
-        let (near, there) = (&world.dealing[index], &world.dealt[index]);
+        let mut push = |name, after: World| take(Act::Carrier(index, name), Ok(after));
+        let (near, there) = (&world.elsewhere.dealing[index], &world.dealt[index]);
         if lane.down.len() < UNDER_WAY && lane.arrived.is_empty() && !near.units.is_empty() {
             let mut after = world.clone();
-            let units = std::mem::take(&mut after.dealing[index].units);
-            after.lanes[index].down.push_back(units);
+            let units = std::mem::take(&mut after.elsewhere.dealing[index].units);
+            after.elsewhere.lanes[index].down.push_back(units);
             push("sends what is dealt", after);
         }
         if lane.arrived.is_empty() && !lane.down.is_empty() {
             let mut after = world.clone();
-            let lane = &mut after.lanes[index];
+            let lane = &mut after.elsewhere.lanes[index];
             lane.arrived = lane.down.pop_front().expect("there is one");
             push("brings what is dealt", after);
         }
         if !lane.arrived.is_empty() && there.units.len() < self.ring {
             let mut after = world.clone();
-            let (lane, there) = (&mut after.lanes[index], &mut after.dealt[index]);
+            let (lane, there) = (&mut after.elsewhere.lanes[index], &mut after.dealt[index]);
             while there.units.len() < self.ring
                 && let Some(unit) = lane.arrived.pop_front()
             {
@@ -65,22 +65,22 @@ impl Setting {
         let grant = (there.grant, there.count);
         if lane.up.len() < UNDER_WAY && grant != lane.said && (lane.arrived.is_empty() || self.rules.words_at_once) {
             let mut after = world.clone();
-            let lane = &mut after.lanes[index];
+            let lane = &mut after.elsewhere.lanes[index];
             lane.said = grant;
             lane.up.push_back(grant);
             push("sends a grant", after);
         }
         if !lane.up.is_empty() {
             let mut after = world.clone();
-            let grant = after.lanes[index].up.pop_front().expect("there is one");
-            let near = &mut after.dealing[index];
+            let grant = after.elsewhere.lanes[index].up.pop_front().expect("there is one");
+            let near = &mut after.elsewhere.dealing[index];
             (near.grant, near.count) = grant;
             push("shows the dispatching process a grant", after);
         }
     }
 
     /// Lanes without anything on them.
-    pub fn fresh_lanes(&self) -> Shared<Lane> {
+    pub fn fresh_lanes<const MOST: usize>(&self) -> Shared<Lane, MOST> {
         (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
     }
 }
@@ -89,9 +89,9 @@ impl World {
     /// A lane for a process that takes a worker's place.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
-            let before = std::mem::replace(&mut self.lanes[index], Lane::new());
+            let before = std::mem::replace(&mut self.elsewhere.lanes[index], Lane::new());
             if !setting.rules.own_frames {
-                self.lanes[index].down = before.down;
+                self.elsewhere.lanes[index].down = before.down;
             }
         }
     }

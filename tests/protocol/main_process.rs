@@ -4,7 +4,7 @@ use torchdata_core::protocol::{Command, DealEntry, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
-use super::world::{Act, After, Child, Doing, Ended, Main, Rules, Setting, Thread, World};
+use super::world::{Act, After, Child, Doing, Ended, Main, Rules, Setting, Take, Thread, WORKERS, World};
 
 /// The result of asking for an item.
 pub enum Asked {
@@ -12,15 +12,15 @@ pub enum Asked {
     Ended(Ended),
     /// Something was done, but no item is there yet.
     Busy,
-    /// Nothing can be done.
-    Nothing,
 }
 
 impl Setting {
-    pub fn main_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
-        let mut after = world.clone();
-        let mut push = |name, after: After| steps.push((Act::Main(name), after));
-        if world.main != Main::Gone && !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
+    pub fn main_steps(&self, world: &World, take: &mut Take<'_>) {
+        if world.main == Main::Gone {
+            return;
+        }
+        let mut push = |name, after: After| take(Act::Main(name), after);
+        if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
             // Commanding and waiting for answers look at who lives.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) && !world.awaits_dispatcher(self) {
                 let mut learnt = world.clone();
@@ -33,8 +33,13 @@ impl Setting {
                 }
             }
         }
+        if let Main::Reading(_) = world.main {
+            self.reading(world, take);
+            return self.thread_steps(world, take);
+        }
+        let mut after = world.clone();
         match world.main {
-            Main::Gone => {}
+            Main::Reading(_) | Main::Gone => unreachable!("seen to"),
             Main::Between if world.epoch == self.epochs => {
                 after.main = Main::Stopping(0);
                 push("ends everything", Ok(after));
@@ -55,7 +60,7 @@ impl Setting {
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
                 // The dispatching process first.
-                if world.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
+                if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
                 }
@@ -65,7 +70,6 @@ impl Setting {
                 after.main = Main::Reading(false);
                 push("begins to read", Ok(after));
             }
-            Main::Reading(_) => self.reading(world, steps),
             Main::Paused => {
                 let mut on = world.clone();
                 on.set_window(self.window);
@@ -98,19 +102,17 @@ impl Setting {
                     after.set_window(window);
                     after.main = if paused { Main::Paused } else { Main::Reading(false) };
                     push("has all answers", Ok(after));
-                } else if self.rules.take_in
-                    && let Some(taken) = after.relieve(self)
-                {
-                    push("takes in, for answers", taken.map(|()| after));
+                } else if self.rules.take_in && after.relieve(self) {
+                    push("takes in, for answers", Ok(after));
                 }
             }
             Main::Calling(left, paused) => {
                 let index = left - 1;
                 let is_gone = after.is_gone(index);
                 if after.rests(index) {
-                    after.calls.rest(FUNCTION, index);
+                    after.kept.calls.rest(FUNCTION, index);
                 } else {
-                    after.calls.tell(FUNCTION, index);
+                    after.kept.calls.tell(FUNCTION, index);
                     if is_gone && self.restarts {
                         return push("finds one gone", Ok(after)); // and learns of that next
                     }
@@ -135,33 +137,30 @@ impl Setting {
                 push("tells a child to stop", Ok(after));
             }
         }
-        self.thread_steps(world, steps);
+        self.thread_steps(world, take);
     }
 
-    pub fn thread_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+    pub fn thread_steps(&self, world: &World, take: &mut Take<'_>) {
         let Some(thread) = world.thread.filter(|thread| thread.holds.is_none()) else { return };
         if world.main == Main::Gone || matches!(world.main, Main::Paused | Main::Calling(_, true)) {
             return;
         }
-        let mut after = world.clone();
         if self.rules.late_readers && thread.epoch != world.number {
             return; // told to leave; it takes nothing
         }
-        let asked = after.ask(self);
+        let Some((asked, mut after)) = world.ask(self) else { return };
         let holds = match asked {
-            Ok(Asked::Item(item)) => Some(Ok(item)),
-            Ok(Asked::Ended(how)) => Some(Err(how)),
-            Ok(Asked::Busy) => None,
-            Ok(Asked::Nothing) => return,
-            Err(broken) => return steps.push((Act::Thread("reads"), Err(broken))),
+            Asked::Item(item) => Some(Ok(item)),
+            Asked::Ended(how) => Some(Err(how)),
+            Asked::Busy => None,
         };
         after.thread = Some(Thread { holds, ..thread });
-        steps.push((Act::Thread("reads"), Ok(after)));
+        take(Act::Thread("reads"), Ok(after));
     }
 
-    pub fn reading(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+    pub fn reading(&self, world: &World, take: &mut Take<'_>) {
         // The user may do these instead of asking for the next item.
-        let mut push = |name, after: World| steps.push((Act::Main(name), Ok(after)));
+        let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
             let mut after = world.clone();
@@ -183,35 +182,23 @@ impl Setting {
             push("calls", after);
         }
         if idle && world.resumes > 0 {
-            self.going_on_steps(world, steps);
+            self.going_on_steps(world, take);
         }
-        let mut after = world.clone();
-        let asked = if self.reads_ahead {
-            match after.thread.as_mut().and_then(|thread| thread.holds.take()) {
-                Some(Ok(item)) => Ok(Asked::Item(item)),
-                Some(Err(how)) => Ok(Asked::Ended(how)),
-                None => Ok(Asked::Nothing),
-            }
-        } else {
-            after.ask(self)
-        };
+        let asked = if self.reads_ahead { world.take_read_ahead() } else { world.ask(self) };
+        let Some((asked, mut after)) = asked else { return };
         let stepped = match asked {
-            Err(broken) => Err(broken),
-            Ok(Asked::Item(item)) => after.deliver(self, item).map(|()| after),
-            Ok(Asked::Ended(Ended::Over)) => after.complete(self).map(|()| after),
-            Ok(Asked::Ended(Ended::Failed)) if self.is_to_go_on(world) => {
-                Err("it fails though it can go on".to_owned())
-            }
-            Ok(Asked::Ended(Ended::Failed)) => {
+            Asked::Item(item) => after.deliver(self, item),
+            Asked::Ended(Ended::Over) => after.complete(self),
+            Asked::Ended(Ended::Failed) if self.is_to_go_on(world) => Err("it fails though it can go on".to_owned()),
+            Asked::Ended(Ended::Failed) => {
                 after.set_window(0);
                 after.thread = None;
                 after.main = if after.has_died { Main::Stopping(0) } else { Main::Between };
-                Ok(after)
+                Ok(())
             }
-            Ok(Asked::Busy) => Ok(after),
-            Ok(Asked::Nothing) => return,
+            Asked::Busy => Ok(()),
         };
-        steps.push((Act::Main("asks for an item"), stepped));
+        take(Act::Main("asks for an item"), stepped.map(|()| after));
     }
 }
 
@@ -243,48 +230,88 @@ impl World {
         }
     }
 
-    /// By worker, whether a unit of the stream that is read waits; what is over is dropped.
-    fn arrived(&mut self, rules: Rules) -> Vec<bool> {
-        let Self { ends, out, .. } = self;
-        let looks = ends.iter().enumerate().map(|(peer, end)| match end.glance(&out[peer], rules) {
-            Some(waits) => waits,
-            None => end.look(&mut out[peer], rules),
-        });
-        looks.collect()
+    /// By worker, whether a unit of the stream that is read waits; None where some are over, and are to be dropped first.
+    fn arrived(&self, rules: Rules) -> Option<[bool; WORKERS]> {
+        let mut arrived = [false; WORKERS];
+        for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
+            arrived[peer] = end.glance(link, rules)?;
+        }
+        Some(arrived)
     }
 
-    /// One look of the collector.
-    pub fn ask(&mut self, setting: &Setting) -> Result<Asked, String> {
+    /// Drops units that are over.
+    fn drop_old(&mut self, rules: Rules) {
+        let Self { ends, out, .. } = self;
+        for (peer, end) in ends.iter().enumerate() {
+            if end.glance(&out[peer], rules).is_none() {
+                end.look(&mut out[peer], rules);
+            }
+        }
+    }
+
+    /// By worker, whether it starves in this epoch.
+    fn starving(&self) -> [bool; WORKERS] {
+        let mut starving = [false; WORKERS];
+        self.out.iter().enumerate().for_each(|(peer, link)| starving[peer] = link.starving == self.number);
+        starving
+    }
+
+    /// Takes what the thread has read ahead, if it has.
+    fn take_read_ahead(&self) -> Option<(Asked, Self)> {
+        let asked = match self.thread.as_ref()?.holds? {
+            Ok(item) => Asked::Item(item),
+            Err(how) => Asked::Ended(how),
+        };
+        let mut after = self.clone();
+        after.thread.as_mut().expect("it holds something").holds = None;
+        Some((asked, after))
+    }
+
+    /// One look of the collector, and the world after it; None where it can do nothing.
+    fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let rules = setting.rules;
         if self.stopped {
-            return Ok(Asked::Ended(Ended::Over));
+            return Some((Asked::Ended(Ended::Over), self.clone()));
         }
-        let waiting: usize = self.out.iter().map(|link| link.units.len()).sum();
-        let arrived = self.arrived(rules);
-        if self.out.iter().map(|link| link.units.len()).sum::<usize>() < waiting {
-            return Ok(Asked::Busy); // what is over was dropped
+        let Some(arrived) = self.arrived(rules) else {
+            let mut after = self.clone();
+            after.drop_old(rules);
+            return Some((Asked::Busy, after));
+        };
+        let starving = self.starving();
+        let mut collecting = (*self.collecting).clone();
+        let next = collecting.next(
+            |peer| arrived[peer] || !self.held[peer].is_empty(),
+            |peer| arrived[peer],
+            |peer| starving[peer] && rules.take_in,
+        );
+        let finds_death = self.waits && !self.has_died && self.is_dead();
+        if self.waits && next == Next::Wait && !finds_death {
+            return None;
         }
-        let ready: Vec<bool> =
-            self.held.iter().zip(&arrived).map(|(held, &arrived)| !held.is_empty() || arrived).collect();
-        let starves: Vec<bool> = self.out.iter().map(|link| link.starving == self.number && rules.take_in).collect();
-        let mut collecting = self.collecting.clone();
-        let next = collecting.next(|peer| ready[peer], |peer| arrived[peer], |peer| starves[peer]);
-        self.collecting = collecting;
+        let mut after = self.clone();
+        after.collecting.set(collecting);
+        let asked = after.collect(setting, next, finds_death);
+        Some((asked, after))
+    }
+
+    /// Does what the collector has to do next.
+    fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
         // A death is found while main waits; by then something may have come.
-        if self.waits && self.is_dead() && !self.has_died {
+        if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
-                return Ok(Asked::Busy);
+                return Asked::Busy;
             }
             self.has_died = true;
-            if rules.deaths {
+            if setting.rules.deaths {
                 self.collecting.note_death();
             } else if matches!(next, Next::Deliver(_)) {
                 self.stopped = true;
             } else {
-                return Ok(Asked::Ended(Ended::Failed));
+                return Asked::Ended(Ended::Failed);
             }
-            return Ok(Asked::Busy);
+            return Asked::Busy;
         }
         match next {
             Next::Deliver(peer) => {
@@ -303,31 +330,30 @@ impl World {
                         if is_new {
                             self.ends[peer].took(&mut self.out[peer]);
                         }
-                        Ok(Asked::Item((epoch, item)))
+                        Asked::Item((epoch, item))
                     }
                     Kind::End => {
                         self.collecting.end(peer);
                         self.both_books().for_each(|books| books.end(peer));
-                        Ok(Asked::Busy)
+                        Asked::Busy
                     }
                     kind @ (Kind::Saved(_) | Kind::Dealt(_)) => {
                         self.keep(setting, peer, &kind);
-                        Ok(Asked::Busy)
+                        Asked::Busy
                     }
-                    Kind::Error => Ok(Asked::Ended(Ended::Failed)),
+                    Kind::Error => Asked::Ended(Ended::Failed),
                 }
             }
             Next::TakeIn(peer) => {
                 self.take_in(peer);
-                Ok(Asked::Busy)
+                Asked::Busy
             }
-            Next::Wait if self.waits => Ok(Asked::Nothing),
             Next::Wait => {
                 self.waits = true;
-                Ok(Asked::Busy)
+                Asked::Busy
             }
-            Next::Fail => Ok(Asked::Ended(Ended::Failed)),
-            Next::Over => Ok(Asked::Ended(Ended::Over)),
+            Next::Fail => Asked::Ended(Ended::Failed),
+            Next::Over => Asked::Ended(Ended::Over),
         }
     }
 
@@ -339,29 +365,31 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// One step of main while it waits for answers.
-    pub fn relieve(&mut self, setting: &Setting) -> Option<Result<(), String>> {
-        let arrived = self.arrived(setting.rules);
-        let number = self.number;
-        let starves: Vec<bool> = (0..setting.workers).map(|peer| self.out[peer].starving == number).collect();
-        if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starves[peer]) {
+    /// One step of main while it waits for answers, if there is one.
+    fn relieve(&mut self, setting: &Setting) -> bool {
+        let arrived = self.arrived(setting.rules).unwrap_or_else(|| {
+            self.drop_old(setting.rules);
+            self.arrived(setting.rules).expect("what is over was dropped")
+        });
+        let starving = self.starving();
+        if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starving[peer]) {
             self.take_in(peer);
-            return Some(Ok(()));
+            return true;
         }
         let mut relieved = false;
-        for peer in (0..setting.workers).filter(|&peer| starves.contains(&true) && !starves[peer]) {
-            let (end, link) = (&self.ends[peer], &mut self.out[peer]);
+        for peer in (0..setting.workers).filter(|&peer| starving.contains(&true) && !starving[peer]) {
+            let (end, link) = (&self.ends[peer], &self.out[peer]);
             let one_more = end.receiving.one_more();
             if link.grant != one_more.word() {
-                end.tell(link, one_more, end.receiving.window().max(1));
+                end.tell(&mut self.out[peer], one_more, end.receiving.window().max(1));
                 relieved = true;
             }
         }
-        relieved.then_some(Ok(()))
+        relieved
     }
 
     pub fn deliver(&mut self, setting: &Setting, (epoch, item): (u32, u8)) -> Result<(), String> {
-        let expected = setting.expected(&self.truth);
+        let expected = setting.expected(&self.kept.truth);
         if epoch != self.epoch {
             return Err(format!("an item of epoch {epoch} is delivered in epoch {}", self.epoch));
         }
@@ -387,16 +415,16 @@ impl World {
 
     /// Whether all items of all passes were dealt to somebody.
     fn has_dealt_all(&self, setting: &Setting) -> bool {
-        let passes = self.truth.split(|&owner| owner == DealEntry::NextPass);
+        let passes = self.kept.truth.split(|&owner| owner == DealEntry::NextPass);
         let dealt: Vec<usize> = passes.map(<[DealEntry]>::len).collect();
         dealt == vec![setting.outputs.len(); setting.passes as usize]
     }
 
     pub fn complete(&mut self, setting: &Setting) -> Result<(), String> {
-        let all = setting.expected(&self.truth);
+        let all = setting.expected(&self.kept.truth);
         let expected = all.len();
         if setting.is_free() && !setting.leaves_some() && !self.has_dealt_all(setting) {
-            return Err(format!("the epoch ends before all was dealt: {:?}", self.truth));
+            return Err(format!("the epoch ends before all was dealt: {:?}", self.kept.truth));
         }
         let seen: u32 = all.iter().map(|&item| 1 << (4 * u32::from(item))).sum();
         if setting.is_free() && self.seen != seen {

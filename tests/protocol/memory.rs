@@ -1,13 +1,13 @@
 //! The memory of the loader in small: rings, words, and what the two ends of a link know.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 
 use torchdata_core::protocol::{
     Account, Dealing, Dealt, Grant, Judgement, Owners, Permit, Receiving, Sending, Snapshot, Stream, Wish,
 };
 
 use super::saving::Graph;
+use super::shared::Part;
 use super::world::Rules;
 
 /// The content of a unit.
@@ -18,9 +18,9 @@ pub enum Kind {
     End,
     Error,
     /// A worker's snapshot.
-    Saved(Rc<Snapshot<Graph>>),
+    Saved(Part<Snapshot<Graph>>),
     /// The dispatching process's, perhaps passed on by a worker.
-    Dealt(Rc<Dealt<Graph>>),
+    Dealt(Part<Dealt<Graph>>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -131,25 +131,25 @@ impl ReadEnd {
 /// A child's pump over its links.
 #[derive(Debug, Clone, Hash)]
 pub struct Pump {
-    pub dealing: Dealing,
+    pub dealing: Part<Dealing>,
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
     /// By link: what went out in this stream, by earlier runs of it, too; kept where snapshots are.
-    pub accounts: Vec<Account>,
+    pub accounts: Part<Vec<Account>>,
     /// By link: the checksum behind what is made again.
-    pub expected: Vec<Option<u64>>,
+    pub expected: Part<Vec<Option<u64>>>,
 }
 
 impl Pump {
     pub fn new(links: usize) -> Self {
         Self {
-            dealing: Dealing::new(links),
+            dealing: Dealing::new(links).into(),
             sending: vec![Sending::default(); links],
             departing: None,
             ending: false,
-            accounts: vec![Account::default(); links],
-            expected: vec![None; links],
+            accounts: vec![Account::default(); links].into(),
+            expected: vec![None; links].into(),
         }
     }
 

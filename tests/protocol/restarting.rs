@@ -4,15 +4,13 @@
 //! nobody else knows what was on its way to the dead one. Items that main has received are drained first, and made
 //! again by count.
 
-use std::rc::Rc;
-
 use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
 use super::going_on::Place;
 use super::main_process::plainly;
 use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
-use super::world::{Doing, Main, Setting, World};
+use super::world::{Doing, Kept, Main, Setting, World};
 
 /// More items than an epoch has.
 const ALL: u64 = 1 << 62;
@@ -37,33 +35,38 @@ impl World {
     }
 
     pub fn rests(&self, index: usize) -> bool {
-        self.replacing.rests(index)
+        self.kept.replacing.rests(index)
     }
 
     /// Notes the function that main is about to send.
     pub fn note_call(&mut self, setting: &Setting) {
         self.called = 1;
         (0..setting.children()).for_each(|child| self.settle(child));
-        self.calls.note();
+        self.kept.calls.note();
     }
 
     /// An epoch begins: what was met was met before it.
     pub fn begin_calls(&mut self, setting: &Setting) {
         (0..setting.children()).for_each(|child| self.settle(child));
-        self.calls.begin(false);
-        self.met.iter_mut().zip(self.children.iter()).for_each(|(met, child)| *met = (child.applied > 0).then_some(0));
+        self.kept.calls.begin(false);
+        self.kept
+            .met
+            .iter_mut()
+            .zip(self.children.iter())
+            .for_each(|(met, child)| *met = (child.applied > 0).then_some(0));
         if self.called > 0 {
-            let resting = (0..setting.children()).filter(|&child| self.replacing.rests(child));
-            resting.for_each(|child| self.met[child] = Some(0));
+            let Kept { replacing, met, .. } = &mut *self.kept;
+            let resting = (0..setting.children()).filter(|&child| replacing.rests(child));
+            resting.for_each(|child| met[child] = Some(0));
         }
-        self.had.fill(0);
+        self.kept.had.fill(0);
     }
 
     /// Notes where a child has come, by the words that outlive it.
     fn settle(&mut self, child: usize) {
         let place = self.acknowledged(child);
-        if let ([number], Some(place)) = (&self.calls.unsettled(child)[..], place) {
-            self.calls.settle(*number, child, place);
+        if let ([number], Some(place)) = (&self.kept.calls.unsettled(child)[..], place) {
+            self.kept.calls.settle(*number, child, place);
         }
     }
 
@@ -74,7 +77,7 @@ impl World {
         let index = setting.workers;
         setting.restarts && setting.dispatches && self.children[index].doing != Doing::Gone && {
             looked.settle(index);
-            !looked.calls.is_placed(index)
+            !looked.kept.calls.is_placed(index)
         }
     }
 
@@ -87,14 +90,14 @@ impl World {
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         let replaced = match setting.rules.together {
-            true => self.replacing.wanted(&dead, &ended),
+            true => self.kept.replacing.wanted(&dead, &ended),
             false => dead.clone(),
         };
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
         let died = u64::from(setting.deaths - self.deaths); // tells the processes of a place apart
         for index in dead {
-            let judge = |this: &mut Self| this.replacing.judge(index, died, this.number, &items, halted);
+            let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
                 return false;
             }
@@ -104,7 +107,7 @@ impl World {
         }
         if setting.dispatches {
             self.settle(setting.workers);
-            if !self.calls.is_placed(setting.workers) {
+            if !self.kept.calls.is_placed(setting.workers) {
                 return false;
             }
         }
@@ -113,17 +116,17 @@ impl World {
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.settle(worker);
-            if setting.carried && !self.calls.unsettled(worker).is_empty() {
-                self.met[worker] = None; // the word of it was lost, and with it all that was made behind it
+            if setting.carried && !self.kept.calls.unsettled(worker).is_empty() {
+                self.kept.met[worker] = None; // the word of it was lost, and with it all that was made behind it
             }
-            self.calls.settle_behind(worker, received[worker].items);
-            self.had[worker] = received[worker].items;
+            self.kept.calls.settle_behind(worker, received[worker].items);
+            self.kept.had[worker] = received[worker].items;
         }
-        let place = Place::at(setting, self, &self.books, received, setting.rules.reaching_back);
+        let place = Place::at(setting, self, &self.kept.books, received, setting.rules.reaching_back);
         let starts = place.resumptions(setting);
         self.know_owners(place.owners);
         if setting.dispatches {
-            self.dealt.iter_mut().chain(self.dealing.iter_mut()).for_each(|link| *link = Link::new());
+            self.dealt.iter_mut().chain(self.elsewhere.dealing.iter_mut()).for_each(|link| *link = Link::new());
         }
         for index in replaced {
             let is_worker = !setting.is_dispatcher(index);
@@ -135,9 +138,10 @@ impl World {
                 self.renew_carrier(setting, index);
                 self.ends[index].begin(&mut self.out[index], stream, window);
             }
-            self.told |= 1 << index;
-            let mut start = Rc::clone(&starts[index]);
-            let (mut ahead, mut within) = (self.calls.ahead(index, true, false), self.calls.within(index, Period::Now));
+            self.kept.told |= 1 << index;
+            let mut start = starts[index].clone();
+            let (mut ahead, mut within) =
+                (self.kept.calls.ahead(index, true, false), self.kept.calls.within(index, Period::Now));
             if !setting.rules.placing {
                 ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
             }
@@ -145,12 +149,12 @@ impl World {
                 let _ = self.tell(index, plainly(Command::Call(number))); // it has room
             }
             if !within.is_empty() {
-                Rc::make_mut(&mut start).calls = within;
+                start.calls = within;
             }
             let mut command = Command::Epoch(self.number);
-            if self.replacing.repeats(index, &ended) {
+            if self.kept.replacing.repeats(index, &ended) {
                 command = Command::Repeat(self.number);
-                start = Rc::new(repeated(&start));
+                start = repeated(&start).into();
             }
             self.tell(index, Ordered { command, epoch: self.epoch, start: Some(start) });
         }
@@ -179,7 +183,7 @@ impl World {
 
     /// The account of items received of a worker, delivered or not.
     fn received(&self, setting: &Setting, worker: usize) -> Account {
-        let mut account = self.books.taken(worker);
+        let mut account = self.kept.books.taken(worker);
         if setting.rules.receiving {
             let items = self.held[worker].iter().filter_map(Unit::item);
             items.for_each(|item| account.count(digest(item)));

@@ -1,12 +1,10 @@
 //! The snapshots of a child: it puts its own aside between two items, passes on those of the dispatching process, and
 //! begins from one.
 
-use std::rc::Rc;
-
 use torchdata_core::protocol::{Account, Command, Dealt, Owners, Reader, Share, Snapshot, Stream};
 
-use super::child::outgoing;
 use super::memory::{Kind, Pump, Unit};
+use super::shared::Part;
 use super::world::{Child, Doing, Setting, World};
 
 /// The content of a snapshot of a child's graph.
@@ -47,7 +45,7 @@ pub struct Ordered {
     pub command: Command,
     /// The epoch by its seeds. One that goes on has a number of its own, as the streams count it.
     pub epoch: u32,
-    pub start: Option<Rc<Resumption>>,
+    pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
@@ -66,7 +64,7 @@ impl Pump {
 
     /// Whether items that a reader has did not come again.
     pub fn lacks_some(&self) -> bool {
-        self.sending.iter().zip(&self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
+        self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
 }
 
@@ -153,19 +151,17 @@ impl Setting {
         if world.snapshots == 0 || !between || !child.may_save || child.pump.dealing.is_beyond() {
             return None;
         }
-        let mut after = world.clone();
-        let World { children, out, far, dealt, dealing, .. } = &mut after;
-        let child = &mut children[index];
-        let (links, first) = outgoing(self, index, out, far, dealt, dealing);
         let stream = child.pump.stream();
         let kind = if self.is_dispatcher(index) {
-            let accounts = child.pump.accounts.clone();
-            (stream.pass() == 1).then(|| Kind::Dealt(Rc::new(Dealt { pass: 1, accounts, content: child.graph() })))
+            let accounts = || (*child.pump.accounts).clone();
+            (stream.pass() == 1)
+                .then(|| Kind::Dealt(Dealt { pass: 1, accounts: accounts(), content: child.graph() }.into()))
         } else {
             let sent = child.pump.accounts[0];
             let share = child.share_at(self);
-            share.map(|share| Kind::Saved(Rc::new(Snapshot { sent, share, content: child.graph() })))
+            share.map(|share| Kind::Saved(Snapshot { sent, share, content: child.graph() }.into()))
         };
+        let (links, first) = world.outgoing(self, index);
         let wants = |link: usize| {
             let there = &links[first + link];
             let reader = child.pump.sending[link].reader(there.grant);
@@ -173,7 +169,10 @@ impl Setting {
         };
         let count = child.pump.sending.len();
         let link = (0..count).map(|step| (child.next_link + step) % count).find(|&link| wants(link))?;
-        links[first + link].units.push_back(Unit { stream, kind: kind? });
+        let unit = Unit { stream, kind: kind? };
+        let mut after = world.clone();
+        let (child, links, first) = after.writer(self, index);
+        links[first + link].units.push_back(unit);
         child.next_link = (link + 1) % count;
         child.may_save = false;
         after.snapshots -= 1;
@@ -184,10 +183,12 @@ impl Setting {
 impl World {
     /// Between two items a worker passes on what waits for that; where there is no room, nobody gets it.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
+        let may_save = self.snapshots > 0;
         let child = &mut self.children[index];
-        child.may_save = self.snapshots > 0;
+        child.may_save = may_save;
         let Some(dealt) = child.relay.take() else { return };
-        let link = &mut if setting.carried { &mut self.far } else { &mut self.out }[index];
+        let (child, links, first) = self.writer(setting, index);
+        let link = &mut links[first];
         if link.units.len() < setting.ring {
             link.units.push_back(Unit { stream: child.pump.stream(), kind: Kind::Dealt(dealt) });
         }

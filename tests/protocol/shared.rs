@@ -1,19 +1,23 @@
 //! Parts that most steps leave as they are: states share them, and a copy is made of what is changed.
+//!
+//! Millions of states are made of some thousands of parts. So each part is there once: a new state takes those that equal
+//! its own from pools.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::fmt::{Debug, Formatter, Result};
 use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 use std::rc::Rc;
 
-use super::explore::fingerprint;
+use super::explore::{ByFingerprint, Fingerprint};
 
 /// A part of a state. Its fingerprint is computed once for all states that share it.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
     value: T,
-    fingerprint: OnceCell<u128>,
+    fingerprint: OnceCell<Fingerprint>,
 }
 
 impl<T> From<T> for Part<T> {
@@ -34,6 +38,29 @@ impl<T: Clone> Clone for Held<T> {
     }
 }
 
+impl<T: Hash> Part<T> {
+    fn fingerprint(&self) -> Fingerprint {
+        *self.0.fingerprint.get_or_init(|| Fingerprint::of(&self.0.value))
+    }
+}
+
+impl<T: PartialEq> Part<T> {
+    /// Takes another value. It stays shared if it has that value already.
+    pub fn set(&mut self, value: T) {
+        if **self != value {
+            *self = value.into();
+        }
+    }
+}
+
+impl<T: PartialEq> PartialEq for Part<T> {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0) || **self == **other
+    }
+}
+
+impl<T: Eq> Eq for Part<T> {}
+
 impl<T: Debug> Debug for Part<T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         self.0.value.fmt(f)
@@ -42,7 +69,7 @@ impl<T: Debug> Debug for Part<T> {
 
 impl<T: Hash> Hash for Part<T> {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u128(*self.0.fingerprint.get_or_init(|| fingerprint(&self.0.value)));
+        self.fingerprint().hash(hasher);
     }
 }
 
@@ -62,40 +89,84 @@ impl<T: Clone> DerefMut for Part<T> {
     }
 }
 
-/// Several parts of a kind.
-#[derive(Debug, Clone, Hash)]
-pub struct Shared<T>(Vec<Part<T>>);
+/// All parts of a kind, each once.
+pub struct Pool<T>(HashMap<Fingerprint, Part<T>, ByFingerprint>);
 
-impl<T: Clone> Shared<T> {
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self(HashMap::default())
+    }
+}
+
+impl<T: Hash> Pool<T> {
+    /// Replaces a part by the one in the pool that equals it; puts it there if there is none. One that is shared has come
+    /// from the pool, or is the first state's.
+    pub fn share(&mut self, part: &mut Part<T>) {
+        if Rc::strong_count(&part.0) == 1 {
+            *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
+        }
+    }
+
+    /// The same for several parts.
+    pub fn share_all<const MOST: usize>(&mut self, parts: &mut Shared<T, MOST>) {
+        parts.0.iter_mut().flatten().for_each(|part| self.share(part));
+    }
+}
+
+/// Several parts of a kind, always as many. They stand in the state itself, which is cloned for every step.
+#[derive(Clone)]
+pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
+
+impl<T, const MOST: usize> Shared<T, MOST> {
+    pub fn len(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
+    pub fn get(&self, index: usize) -> Option<&T> {
+        self.0.get(index)?.as_deref()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().flatten().map(|part| &**part)
+    }
+}
+
+impl<T: Clone, const MOST: usize> Shared<T, MOST> {
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.0.iter_mut().map(|part| &mut **part)
+        self.0.iter_mut().flatten().map(|part| &mut **part)
     }
 }
 
-impl<T> FromIterator<T> for Shared<T> {
+impl<T, const MOST: usize> FromIterator<T> for Shared<T, MOST> {
     fn from_iter<I: IntoIterator<Item = T>>(parts: I) -> Self {
-        Self(parts.into_iter().map(Part::from).collect())
+        let mut shared = Self([const { None }; MOST]);
+        parts.into_iter().enumerate().for_each(|(index, part)| shared.0[index] = Some(part.into()));
+        shared
     }
 }
 
-impl<T> Deref for Shared<T> {
-    type Target = [Part<T>];
-
-    fn deref(&self) -> &[Part<T>] {
-        &self.0
+impl<T: Debug, const MOST: usize> Debug for Shared<T, MOST> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_list().entries(self.iter()).finish()
     }
 }
 
-impl<T> Index<usize> for Shared<T> {
+impl<T: Hash, const MOST: usize> Hash for Shared<T, MOST> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.0.iter().flatten().for_each(|part| part.hash(hasher));
+    }
+}
+
+impl<T, const MOST: usize> Index<usize> for Shared<T, MOST> {
     type Output = T;
 
     fn index(&self, index: usize) -> &T {
-        &self.0[index]
+        self.0[index].as_deref().expect("there are so many")
     }
 }
 
-impl<T: Clone> IndexMut<usize> for Shared<T> {
+impl<T: Clone, const MOST: usize> IndexMut<usize> for Shared<T, MOST> {
     fn index_mut(&mut self, index: usize) -> &mut T {
-        &mut self.0[index]
+        self.0[index].as_deref_mut().expect("there are so many")
     }
 }

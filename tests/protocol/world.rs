@@ -5,17 +5,16 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::rc::Rc;
 
 use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
 
 use super::carrying::Carrier;
-use super::explore::{self, ByFingerprint, Model};
+use super::explore::{self, ByFingerprint, Fingerprint, Model};
 use super::going_on::GoingOn;
 use super::lanes::Lane;
 use super::memory::{Link, Pump, ReadEnd, Record, Unit};
 use super::saving::{Graph, Ordered};
-use super::shared::{Part, Shared};
+use super::shared::{Part, Pool, Shared};
 
 /// The rules of the protocol; all true in the present one.
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +139,7 @@ pub struct Setting {
     /// process.
     pub fails_at: Option<u8>,
     /// The places of main that were checked.
-    pub checked: RefCell<HashSet<u128, ByFingerprint>>,
+    pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
 
 /// The activity of a child.
@@ -195,7 +194,7 @@ pub struct Child {
     pub share_account: Account,
     pub share_start: Account,
     /// The dispatching process's snapshot that waits to be passed on.
-    pub relay: Option<Rc<Dealt<Graph>>>,
+    pub relay: Option<Part<Dealt<Graph>>>,
 }
 
 impl Child {
@@ -278,6 +277,44 @@ pub enum Ended {
     Failed,
 }
 
+/// The parts of a world that few steps change, in one: so a step that changes none copies one reference.
+#[derive(Debug, Clone, Hash)]
+pub struct Kept {
+    pub calls: Part<Calls>,
+    /// By child: behind how many items of this epoch the function was met first.
+    pub met: Part<Vec<Option<u64>>>,
+    /// By child: how many items main had of it when it was put into its place.
+    pub had: Part<Vec<u64>>,
+    pub books: Part<Books<Graph>>,
+    /// Books that forget nothing.
+    pub all: Part<Books<Graph>>,
+    /// Where the epoch that is being begun goes on.
+    pub going_on: Option<Part<GoingOn>>,
+    pub replacing: Part<Replacing>,
+    /// By child, a bit each: told to begin the epoch when it took a place.
+    pub told: u8,
+    pub record: Part<Record>,
+    /// All entries of this epoch, whoever knows them, and one that is recorded late.
+    pub truth: Part<Vec<DealEntry>>,
+    pub late: Option<DealEntry>,
+}
+
+/// The links of workers on other machines; there are none if there are no such workers.
+#[derive(Debug, Clone, Hash)]
+pub struct Elsewhere {
+    /// Their own copies of the links to main, and who carries between the copies.
+    pub far: Links,
+    pub carriers: Shared<Carrier, WORKERS>,
+    /// And the dispatching process's own copies of the links to them, with who carries those.
+    pub dealing: Links,
+    pub lanes: Shared<Lane, WORKERS>,
+}
+
+/// The most workers of any loader here.
+pub const WORKERS: usize = 3;
+pub type Children = Shared<Child, { WORKERS + 1 }>;
+pub type Links = Shared<Link, WORKERS>;
+
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
@@ -295,11 +332,6 @@ pub struct World {
     pub seen: u32,
     pub paused_once: bool,
     pub called: u8,
-    pub calls: Part<Calls>,
-    /// By child: behind how many items of this epoch the function was met first.
-    pub met: Part<Vec<Option<u64>>>,
-    /// By child: how many items main had of it when it was put into its place.
-    pub had: Part<Vec<u64>>,
     pub thread: Option<Thread>,
     pub deaths: u8,
     /// Snapshots that may still be taken, and resumptions.
@@ -307,34 +339,32 @@ pub struct World {
     pub resumes: u8,
     /// Items that the user was given in this run of the epoch.
     pub given: u8,
-    pub books: Part<Books<Graph>>,
-    /// Books that forget nothing.
-    pub all: Part<Books<Graph>>,
-    /// Where the epoch that is being begun goes on.
-    pub going_on: Option<Rc<GoingOn>>,
-    pub replacing: Part<Replacing>,
-    /// By child, a bit each: told to begin the epoch when it took a place.
-    pub told: u8,
     /// An act of a child that breaks a rule.
     pub broken: Option<&'static str>,
-    pub record: Part<Record>,
-    /// All entries of this epoch, whoever knows them, and one that is recorded late.
-    pub truth: Part<Vec<DealEntry>>,
-    pub late: Option<DealEntry>,
-    pub children: Shared<Child>,
+    pub kept: Part<Kept>,
+    pub children: Children,
     /// Links of the workers to main, and of the dispatching process to the workers.
-    pub out: Shared<Link>,
-    pub dealt: Shared<Link>,
-    /// Of workers on other machines: their own copies of the links to main, and who carries between the copies.
-    pub far: Shared<Link>,
-    pub carriers: Shared<Carrier>,
-    /// And the dispatching process's own copies of the links to them, with who carries those.
-    pub dealing: Shared<Link>,
-    pub lanes: Shared<Lane>,
+    pub out: Links,
+    pub dealt: Links,
+    pub elsewhere: Part<Elsewhere>,
+}
+
+/// The parts of all worlds of an exploration.
+#[derive(Default)]
+pub struct Parts {
+    collecting: Pool<Collecting>,
+    ends: Pool<Vec<ReadEnd>>,
+    held: Pool<Vec<VecDeque<Unit>>>,
+    kept: Pool<Kept>,
+    children: Pool<Child>,
+    links: Pool<Link>,
+    elsewhere: Pool<Elsewhere>,
 }
 
 /// The world after a step, or what the step breaks.
 pub type After = explore::After<World>;
+/// Takes each step and the world after it.
+pub type Take<'a> = explore::Take<'a, Act, World>;
 
 /// An act, and the process that does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -360,7 +390,7 @@ impl Setting {
         Child::new(if dispatches { self.workers } else { 1 }, dispatches)
     }
 
-    pub fn fresh_children(&self) -> Shared<Child> {
+    pub fn fresh_children(&self) -> Children {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
@@ -422,9 +452,29 @@ impl Setting {
 impl Model for Setting {
     type State = World;
     type Step = Act;
+    type Parts = Parts;
 
     fn start(&self) -> World {
         let links = |number: usize| (0..number).map(|_| Link::new()).collect();
+        let elsewhere = Elsewhere {
+            far: links(if self.carried { self.workers } else { 0 }),
+            carriers: self.fresh_carriers(),
+            dealing: links(if self.carried && self.dispatches { self.workers } else { 0 }),
+            lanes: self.fresh_lanes(),
+        };
+        let kept = Kept {
+            calls: Calls::new(self.children()).into(),
+            met: vec![None; self.children()].into(),
+            had: vec![0; self.children()].into(),
+            books: Books::remembering(self.workers, self.look_back, self.look_back).into(),
+            all: Books::new(self.workers).into(),
+            going_on: None,
+            replacing: Replacing::new(self.workers, self.dispatches).into(),
+            told: 0,
+            record: Record::default().into(),
+            truth: Vec::new().into(),
+            late: None,
+        };
         World {
             main: Main::Between,
             number: 0,
@@ -439,52 +489,49 @@ impl Model for Setting {
             seen: 0,
             paused_once: false,
             called: 0,
-            calls: Calls::new(self.children()).into(),
-            met: vec![None; self.children()].into(),
-            had: vec![0; self.children()].into(),
             thread: None,
             deaths: self.deaths,
             snapshots: self.snapshots,
             resumes: self.resumes,
             given: 0,
-            books: Books::remembering(self.workers, self.look_back, self.look_back).into(),
-            all: Books::new(self.workers).into(),
-            going_on: None,
-            replacing: Replacing::new(self.workers, self.dispatches).into(),
-            told: 0,
             broken: None,
-            record: Record::default().into(),
-            truth: Vec::new().into(),
-            late: None,
+            kept: kept.into(),
             children: self.fresh_children(),
             out: links(self.workers),
             dealt: links(if self.dispatches { self.workers } else { 0 }),
-            far: links(if self.carried { self.workers } else { 0 }),
-            carriers: self.fresh_carriers(),
-            dealing: links(if self.carried && self.dispatches { self.workers } else { 0 }),
-            lanes: self.fresh_lanes(),
+            elsewhere: elsewhere.into(),
         }
+    }
+
+    fn share(parts: &mut Parts, world: &mut World) {
+        parts.collecting.share(&mut world.collecting);
+        parts.ends.share(&mut world.ends);
+        parts.held.share(&mut world.held);
+        parts.kept.share(&mut world.kept);
+        parts.children.share_all(&mut world.children);
+        parts.links.share_all(&mut world.out);
+        parts.links.share_all(&mut world.dealt);
+        parts.elsewhere.share(&mut world.elsewhere);
     }
 
     fn is_over(&self, world: &World) -> bool {
         world.main == Main::Gone && world.children.iter().all(|child| child.doing == Doing::Gone)
     }
 
-    fn steps(&self, world: &World) -> Vec<(Act, After)> {
-        let mut steps = Vec::new();
+    fn steps(&self, world: &World, take: &mut Take<'_>) {
         if let Err(broken) = self.check_places(world) {
-            steps.push((Act::Main("is asked for its state"), Err(broken)));
+            take(Act::Main("is asked for its state"), Err(broken));
         }
-        self.main_steps(world, &mut steps);
+        self.main_steps(world, take);
         for index in 0..self.children() {
-            self.child_steps(world, index, &mut steps);
-            self.carrier_steps(world, index, &mut steps);
-            self.lane_steps(world, index, &mut steps);
+            self.child_steps(world, index, take);
+            self.carrier_steps(world, index, take);
+            self.lane_steps(world, index, take);
             if world.deaths > 0 && world.children[index].doing != Doing::Gone {
                 let mut after = world.clone();
                 after.deaths -= 1;
                 after.children[index].doing = Doing::Gone;
-                steps.push((Act::Dies(index), Ok(after)));
+                take(Act::Dies(index), Ok(after));
             }
         }
         if world.deaths > 0 && world.main != Main::Gone && !self.restarts {
@@ -492,8 +539,7 @@ impl Model for Setting {
             after.deaths = 0;
             after.main = Main::Gone;
             after.thread = None;
-            steps.push((Act::MainDies, Ok(after)));
+            take(Act::MainDies, Ok(after));
         }
-        steps
     }
 }
