@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
-import torchdata
+from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 from torchdata._native import use_huge_pages
@@ -49,9 +49,15 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored."""
+    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored.
+
+    These processes import torch at less expense: see `support/lean`.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if LEAN not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +175,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build_site(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

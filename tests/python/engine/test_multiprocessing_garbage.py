@@ -43,7 +43,10 @@ PROGRAM = """
 def seen_in_a_worker(tmp_path, method, top="", guarded="pass", inside=""):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(top=top, guarded=guarded, inside=inside)))
-    done = subprocess.run([sys.executable, program, method], capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        [sys.executable, program, method], env={**os.environ, "TESTS_LEAN": "0"},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -16,7 +16,7 @@ import pytest
 
 import doc_blocks
 import torchdata
-from fresh_processes import run_program
+from fresh_processes import python_path, run_program
 from needing import needs
 from torchdata.datapipes.iter import IterDataPipe
 
@@ -99,8 +99,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     if doc_blocks.NEEDS_TORCH.search(code):
         run = run_program(script)
     else:
-        # The package under test, wherever the run found it.
-        environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         command = [sys.executable, "-W", "error", str(script)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert (run.returncode, run.stderr) == (0, "")

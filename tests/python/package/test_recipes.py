@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import doc_blocks
-import torchdata
+from fresh_processes import python_path
 from needing import needs
 from ranks import torchrun
 from s3_server import ENVIRONMENT, fill, s3_server
@@ -34,14 +34,13 @@ def recipe(page: str, words: str) -> str:
 def run(code: str, folder: Path, **environment: str) -> str:
     """What the program prints."""
     (folder / "train.py").write_text(code)
-    path = str(Path(torchdata.__file__).resolve().parents[1])
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "train.py"],
         capture_output=True,
         text=True,
         timeout=250,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **environment},
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
 
-import torchdata  # noqa: E402
+from fresh_processes import python_path  # noqa: E402
 from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from torchdata._engine.processes import shutdown  # noqa: E402
 from torchdata._observe.outside.attaching import attach  # noqa: E402
@@ -286,7 +286,7 @@ next(iterator)
 
 def run_program(folder: Path, then: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(PROGRAM.replace("{then}", then).replace("{first}", first))
-    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "program.py"],
         cwd=folder,

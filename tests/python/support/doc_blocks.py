@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-import torchdata
-from fresh_processes import run_program
+from fresh_processes import python_path, run_program
 
 #: Printed behind each block; no block prints it.
 _END = "\x1e"
@@ -103,8 +102,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     # What is collated before torch is imported are arrays, and tensors where it is there already.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
-    # The package under test, wherever the run found it.
-    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-W", "error", *(["-W", f"ignore::{ignored}"] if ignored else []), *how, str(script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=script.parent, env=environment)
 

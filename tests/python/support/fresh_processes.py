@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -33,6 +34,16 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
+#: What is in this folder runs in each process of tests that has it in its path.
+LEAN = str(SUPPORT / "lean")
+
+
+def python_path() -> str:
+    """The `PYTHONPATH` of a program of the user's: the package under test, wherever the run found it, and `LEAN`."""
+    package = importlib.util.find_spec("torchdata")
+    assert package is not None
+    assert package.origin is not None
+    return os.pathsep.join([LEAN, str(Path(package.origin).resolve().parents[1])])
 
 
 class FreshProcesses:
