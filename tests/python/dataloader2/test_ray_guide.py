@@ -32,7 +32,7 @@ sys.path.insert(0, sys.argv[1])
 from ray_cluster import cluster
 
 if __name__ == "__main__":
-    with cluster():
+    with cluster(TESTS_HIDDEN=""):
         import ray.data
         ray.data.DataContext.get_current().enable_progress_bars = False
         for code in sys.argv[2:]:

@@ -31,12 +31,15 @@ of_ray = [
 
 
 #: Ray's settings: no token is asked for; actors do not give way to all else on a busy machine, where they would not be
-#: up in time; no process is started before it is wanted, which a driver would wait for; and nobody is told of its use.
+#: up in time; no process is started before it is wanted, which a driver would wait for; one that has run a task is kept
+#: for the next one; and nobody is told of its use. Its workers do without two libraries that each of them would import.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "60000",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "TESTS_HIDDEN": "pyarrow pydantic",
 }
 
 
@@ -50,7 +53,7 @@ def environment(**more: str) -> Iterator[None]:
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, package)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here / "lean", here, package)))
     os.environ.update(settings)
     os.environ.pop("RAY_ADDRESS", None)
     try:
@@ -65,6 +68,8 @@ def environment(**more: str) -> Iterator[None]:
 
 #: Small, and silent.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
+#: Nobody reads its logs, and it does not grow by itself.
+HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
@@ -81,29 +86,34 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 
 @contextmanager
-def cluster(**options: Any) -> Iterator[Any]:
-    """A cluster of one node; it is shut down in any case."""
-    with environment():
+def cluster(**more: str) -> Iterator[Any]:
+    """A cluster of one node; it is shut down in any case.
+
+    Args:
+        more: settings of Ray's beside ours.
+    """
+    with nodes(0, 2, **more):
         import ray
 
-        try:
-            _patiently(lambda: ray.init("local", num_cpus=2, **OPTIONS, **SILENT, **options), ray.shutdown)
-            yield ray
-        finally:
-            ray.shutdown()
+        yield ray
 
 
 @contextmanager
-def nodes(count: int, **more: str) -> Iterator[Any]:
-    """A cluster of so many nodes on this machine beside the first one, which has no processors for workers.
+def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
+    """A cluster of so many nodes on this machine beside the first one.
 
     It is ended here, and by no exit handler: that would run in children forked by later tests, and crash there.
+
+    Args:
+        count: how many nodes there are beside the first one.
+        processors: those of the first one for workers.
+        more: settings of Ray's beside ours.
     """
     with environment(**more):
         import ray
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, **OPTIONS}
+        head = {"num_cpus": processors, **HEAD}
         made = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False))
         try:
             for _ in range(count):

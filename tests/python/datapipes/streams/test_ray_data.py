@@ -30,7 +30,7 @@ ROWS, BLOCKS = 60, 7
 
 @pytest.fixture(autouse=True, scope="module")
 def ray() -> Iterator[Any]:
-    with cluster() as found:
+    with cluster(TESTS_HIDDEN="") as found:
         import ray.data
 
         context = ray.data.DataContext.get_current()
