@@ -65,4 +65,6 @@ if __name__ == "__main__":
         sys.exit(f"usage: {sys.argv[0]} FOLDER")
     os.environ.setdefault("PYTHONHASHSEED", "0")
     gc.disable()  # of the millions of nodes of its trees next to none is garbage: looking took a third of the time
-    sys.exit(build(Path(sys.argv[1])))
+    status = build(Path(sys.argv[1]))
+    gc.freeze()  # nor is it looked for at the end
+    sys.exit(status)
