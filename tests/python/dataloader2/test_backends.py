@@ -37,7 +37,7 @@ pytestmark = [
     *of_ray,
 ]
 
-#: Pipelines for backends whose processes take seconds to come up.
+#: Pipelines for all backends but that which has all.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: Items in which somebody dies.
 LONG = 900
@@ -91,7 +91,7 @@ def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
 @pytest.mark.parametrize("made_of", [PIPELINES, DEALT], ids=["own sources", "dealt"])
 def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
-        if not backend.is_slow or name in FEW:
+        if backend.has_all or name in FEW:
             assert epochs(make, backend.service()) == of_forked_workers(make), name
 
 
@@ -168,7 +168,7 @@ def test_whoever_dies_nothing_that_is_dealt_is_lost_or_comes_twice(backend: Spaw
 
 
 def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
-    for seed, function in enumerate([wide] if backend.is_slow else [wide, double]):
+    for seed, function in enumerate([wide, double] if backend.has_all else [wide]):
         _kill(backend, deals, victims, function, random.Random(seed))
 
 

@@ -22,8 +22,10 @@ WORKERS = 2
 class Spawned:
     """Processes of this machine that import what they run."""
 
-    #: Whether a process takes seconds to come up, so that few pipelines must do.
+    #: Whether a cluster has them, with processes of its own.
     is_slow = False
+    #: Whether all pipelines are run by them: each starts processes, and those beside carriers are spawned, too.
+    has_all = False
     #: Who may be killed.
     victims = ("worker", "dispatching")
 
@@ -43,6 +45,7 @@ class Spawned:
 class Carried(Spawned):
     """Processes behind carriers whose calls are late and overtake each other, without Ray."""
 
+    has_all = True
     victims = ("worker", "host", "dispatching")
 
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:

@@ -1,15 +1,19 @@
-"""Pipelines that workers can import, wherever these run: each imports this file, so it has what they need alone."""
+"""Pipelines that workers can import, wherever these run: each imports this file, so it has what they need alone.
+
+To import NumPy takes as long as all else of a worker's start. So those alone do whose items need it.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def double(x: int) -> int:
@@ -17,7 +21,15 @@ def double(x: int) -> int:
 
 
 def array(x: int) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     return np.full((5000 + 13 * (x % 7),), x)
+
+
+def listed(pipe: Any) -> Any:
+    import numpy as np
+
+    return pipe.map(np.ndarray.tolist)
 
 
 def wide(x: int) -> bytes:
@@ -30,6 +42,8 @@ def as_it_is(pipe: Any) -> Any:
 
 
 def drawn(x: int) -> tuple[int, float, float]:
+    import numpy as np
+
     return x, random.random(), float(np.random.rand())
 
 
@@ -62,14 +76,14 @@ def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
 #: By name, pipelines of all kinds; each is made anew. Few, as it takes a second or two to start a worker.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
-    "arrays": lambda: numbered(120).map(array).map(np.ndarray.tolist),
+    "arrays": lambda: listed(numbered(120).map(array)),
     "random": lambda: numbered(100).map(drawn),
     "uneven": lambda: numbered(150).flatmap(many).map(str),
     "fewer items than workers": lambda: numbered(1).map(double),
 }
 DEALT = {
     "numbers, dealt": lambda: dealt(300).map(double).batch(3),
-    "arrays, dealt": lambda: dealt(80, lambda pipe: pipe.map(array)).map(np.ndarray.tolist),
+    "arrays, dealt": lambda: listed(dealt(80, lambda pipe: pipe.map(array))),
     "random, dealt": lambda: dealt(120, lambda pipe: pipe.map(drawn)).map(str),
     "uneven, dealt": lambda: dealt(150).flatmap(many).map(str),
     "two passes": lambda: dealt(60).cycle(2),
@@ -80,4 +94,4 @@ DEALT = {
 
 def plain(item: Any) -> Any:
     """An item that can be compared."""
-    return item.tolist() if isinstance(item, np.ndarray) else item
+    return item.tolist() if hasattr(item, "tolist") else item
