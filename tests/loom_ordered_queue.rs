@@ -88,16 +88,15 @@ impl Shared {
     /// Takes items that were handed over, up to two at a time, until no more will come. Gives the second one back once.
     fn serve_some(&self) {
         let mut gives_back = true;
-        while let Some(mut claimed) = self.queue.claim_some(2, 1, |_| true) {
+        while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
+            let mut claimed: Vec<_> = slots.into_iter().zip(items).collect();
             if claimed.is_empty() {
                 self.queue.wait_claimable_some(EVER);
             }
             if claimed.len() > 1 && std::mem::take(&mut gives_back) {
-                self.queue.hand_back(claimed.split_off(1));
+                self.queue.hand_back(claimed.split_off(1), |rest, item| *rest += item);
             }
-            for (slot, item) in claimed {
-                self.queue.put(slot, Outcome::Item(item));
-            }
+            self.queue.put_some(claimed, |rest, item| Outcome::Item(rest + item));
         }
     }
 

@@ -139,25 +139,13 @@ class _Worker:
                             if answers is None:
                                 self._replace()
                                 break
-                            results: list[Any] = []
-                            for _, well, result, spent in answers:
-                                self.spent = spent
-                                if well:
-                                    results.append(result)
-                                    continue
-                                if results:
-                                    yield results
-                                    self._number, at, results = self._number + len(results), at + len(results), []
-                                if well is None:
-                                    yield None
+                            for answer in answers:
+                                yield answer
+                                if answer is None:
                                     return
-                                yield Failed.told(result)
-                                self._number, at = self._number + 1, at + 1
-                            del answers
-                            if results:
-                                yield results
-                                self._number, at = self._number + len(results), at + len(results)
-                            del results
+                                done = len(answer) if isinstance(answer, list) else 1
+                                self._number, at = self._number + done, at + done
+                            del answers, answer  # or a result would live on while the next ones are waited for
                     except Exception as error:  # of this item: it cannot be sent, or its process is gone for good
                         self._tries = 0
                         yield Failed(error)
@@ -179,16 +167,24 @@ class _Worker:
         if self._restarts is None and len(items) == 1:
             items[0] = None
 
-    def _receive(self) -> list[tuple[int, bool | None, Any, float]] | None:
-        """Waits for answers to what was sent last; None if the process has died, and another one may take its place."""
+    def _receive(self) -> list[list[Any] | Failed | None] | None:
+        """Waits for answers to what was sent last, as `results` yields them.
+
+        None if the process has died, and another one may take its place.
+        """
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
             ended = self._process.ended  # before the look: what it had sent by then is there
-            answers = self._collector.receive_some(0, 0.0 if ended else slice_)
-            if answers and answers[0][0] <= self._number:
-                answers = [answer for answer in answers if answer[0] > self._number]
+            results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
+            answers: list[list[Any] | Failed | None] = [results] if results else []
+            if isinstance(behind, BaseException):  # the result cannot be made here
+                answers.append(Failed(behind))
+            elif behind is not None and behind[0] > self._number:
+                _, description, spent = behind
+                answers.append(None if description is None else Failed.told(description))
             if answers:
+                self.spent = spent
                 self._tries = 0
                 return answers
             if ended:
@@ -243,7 +239,7 @@ class _Caller:
 
     def __init__(self, child: Child) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        self._function: Callable[[Any], Any]
+        self._function: Callable[[Any], Any] = _unprepared
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: _Function) -> None:
@@ -258,30 +254,32 @@ class _Caller:
         number, items = command
         del command
         items.reverse()
-        begun = monotonic()
+        begun, send, function = monotonic(), self._sender.send_result, self._function
         while items:
-            answer = (False, self.failure) if self.failure is not None else self._answer(items.pop())
-            spent, more = monotonic() - begun, bool(items)
+            more = len(items) > 1
             try:
-                self._sender.send_message((number, *answer, spent), more_comes=more)
-            except Exception as error:  # the result does not pickle
-                self._sender.send_message((number, False, describe(error, self._where), spent), more_comes=more)
-            del answer
+                # The result has no name here: memory that nothing else refers to goes out as it is.
+                send(number, function(items.pop()), spent := monotonic() - begun, more)
+            except BaseException as error:  # of the function, or the result does not pickle
+                spent = monotonic() - begun
+                self._sender.send_message((number, self.failure or self._described(error), spent))
             number += 1
             if more and spent > _LONG:
-                self._sender.send_message((number, None, None, spent))
+                self._sender.send_message((number, None, spent))
                 break
         return True
 
-    def _answer(self, item: Any) -> tuple[bool, Any]:
-        try:
-            return True, self._function(item)
-        except StopIteration as error:
+    def _described(self, error: BaseException) -> tuple[Any, ...]:
+        if isinstance(error, StopIteration):
             ended = not_the_end("map_fn of ParallelMapper")
             ended.__cause__ = error
-            return False, describe(ended, self._where)
-        except BaseException as error:
-            return False, describe(error, self._where)
+            return describe(ended, self._where)
+        return describe(error, self._where)
+
+
+def _unprepared(_item: Any) -> Any:
+    """Stands for a function that could not be loaded: the child's failure says why."""
+    raise RuntimeError("map_fn was not loaded")
 
 
 class _Function(Program):

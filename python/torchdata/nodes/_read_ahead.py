@@ -16,10 +16,12 @@ Threads hold the work and the source, never the node, so that dropping the node 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
+from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failed, not_the_end
@@ -44,6 +46,8 @@ class Several(Protocol):
 
 #: Most items that go elsewhere in one message, and seconds that they may take there.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
+#: Seconds of work that are not shared among several: the ways there and back take as long.
+_WORTH_A_MESSAGE = 0.0001
 
 
 class _Work(ReadAhead):
@@ -82,44 +86,39 @@ class _Work(ReadAhead):
             grows=grows,
         )
         self.name = name
-        self.source = source
-        self.advance = advance_of(source)
-        self.frequency = frequency
-        #: The number of the next item.
-        self.index = 0
-        _, self.dropped, ahead = place
-        self.ahead = frozenset(ahead)
+        _, dropped, ahead = place
+        self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
         #: How many items the source must have.
-        self.wanted = max(self.ahead, default=self.dropped - 1) + 1
-        #: The error of the snapshot after the last item; the consumer is told of it behind the item.
-        self.untold: BaseException | None = None
-        #: Whether the source has ended, or failed and was not read since.
-        self.ended = False
+        self.wanted = max(ahead, default=dropped - 1) + 1
         #: Up to which number the source is read on, when the queue is closed.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
         """Takes items and calls the function until there is no item to take. Each thread runs it."""
-        queue = self.queue
+        queue, reader = self.queue, self.reader
         while (slot := queue.reserve()) is not None:
-            entry = self._take(slot, prepare)
-            if entry is None:
+            try:
+                if prepare is not None:
+                    prepare()
+                    prepare = None
+                taken = reader.take(queue, slot)
+            except BaseException as error:
+                self._stop(slot, without_own_frame(error))
                 continue
-            prepare = None
+            if taken is None:
+                continue
             if function is None:
-                queue.put(slot, *entry)
+                queue.put(slot, *taken)
             else:
                 queue.leave_source(slot)
-                self._call(function, slot, *entry)
-            del entry  # or the thread would keep an item alive that the consumer is done with
+                self._call(function, slot, *taken)
+            del taken  # or the thread would keep an item alive that the consumer is done with
 
     def read(self) -> None:
         """Takes items, and hands them to the threads that call. One thread runs it."""
-        queue, slot = self.queue, None
-        while slot is not None or (slot := queue.reserve()) is not None:
-            entry = self._take(slot, None)
-            slot = None if entry is None else queue.hand_over(slot, *entry)
-            del entry
+        while (stopped := self.reader.hand_over(self.queue)) is not None:
+            self._stop(*stopped)
+            del stopped
 
     def call(self, several: Several, sharers: int) -> None:
         """Lets items be dealt with elsewhere: whatever is there, and never waits for more. Each other thread runs it.
@@ -128,74 +127,41 @@ class _Work(ReadAhead):
             several: what it calls.
             sharers: how many threads there are of its kind.
         """
-        queue, most = self.queue, 1
-        while (some := queue.claim_some(most, sharers)) is not None:
-            claimed, items = some
-            del some
-            count, done = len(items), 0
+        queue, most, pace = self.queue, 1, math.inf
+        while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
+            slots, items = claimed
+            del claimed
+            done = 0
             for results in several.results(items):
                 if isinstance(results, list):
+                    queue.put_some(slots[done : done + len(results)], results)
                     done += len(results)
-                    queue.put_some(claimed[: len(results)], results)
-                    del claimed[: len(results)]
                 elif results is None:
-                    queue.hand_back(claimed, items[count - len(claimed) :])
+                    queue.hand_back(slots[done:], items[done:])
                 else:
+                    queue.fail_claimed(slots[done], results.error)
                     done += 1
-                    slot, index, snapshot, _ = claimed.pop(0)
-                    queue.fail(slot, results.error, index, snapshot)
-                    del snapshot
                 del results
-            del items, claimed
-            # What the machine's other work takes is no reason to send fewer.
-            most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER * done / max(several.spent, 1e-9))))
+            del items
+            # What the machine's other work takes for once is no reason to send fewer.
+            pace = min(2 * pace, max(several.spent, 1e-9) / max(done, 1))
+            most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
-    def _take(self, slot: int, prepare: Callable[[], object] | None) -> tuple[Any, int, Any] | None:
-        """The next item, its number, and a snapshot after it or None; None if there is no result to put down."""
-        index = self.index
-        self.ended = False
-        try:
-            if self.untold is not None:
-                untold, self.untold = self.untold, None
-                raise untold
-            if prepare is not None:
-                prepare()
-            item = self.advance()
-        except StopIteration:
-            self._end(slot)
-            return None
-        except BaseException as error:
-            self._break(slot, without_own_frame(error))
-            return None
-        self.index = index + 1
-        snapshot: Any = None
-        if self.frequency and self.index % self.frequency == 0:
-            try:
-                snapshot = self.source.state_dict()
-            except NotImplementedError as error:
-                snapshot = Unsaved(error)
-            except BaseException as error:
-                self.untold = without_own_frame(error)
-        if index < self.dropped or index in self.ahead:
-            self.queue.skip(slot, index, snapshot)
-            return None
-        return item, index, snapshot
-
-    def _end(self, slot: int) -> None:
-        if self.index < self.wanted:
+    def _stop(self, slot: int, error: BaseException) -> None:
+        """Puts down that the source has ended, or its error, in the place of an item."""
+        reader = self.reader
+        reader.ended = True
+        if not isinstance(error, StopIteration):
+            self.queue.break_off(slot, error)
+        elif reader.index >= self.wanted:
+            self.queue.finish(slot)
+        else:
             text = (
                 f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
-                f"{self.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
+                f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            self.index = self.wanted  # who asks again is told of the end
-            self._break(slot, ValueError(text))
-        else:
-            self.ended = True
-            self.queue.finish(slot)
-
-    def _break(self, slot: int, error: BaseException) -> None:
-        self.ended = True
-        self.queue.break_off(slot, error)
+            reader.index = self.wanted  # who asks again is told of the end
+            self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> None:
         try:
@@ -212,9 +178,9 @@ class _Work(ReadAhead):
     def read_on(self) -> None:
         """Takes and drops items, in a thread of its own. All others have left the source."""
         with contextlib.suppress(BaseException):
-            while self.index < self.read_on_to:
-                self.advance()
-                self.index += 1
+            while self.reader.index < self.read_on_to:
+                self.reader.advance()
+                self.reader.index += 1
 
 
 class ReadSource:
@@ -353,7 +319,7 @@ class ReadSource:
             return
         if not work.queue.wait_still(self.patience):
             raise self._stuck()
-        if read_on and not work.ended:
+        if read_on and not work.reader.ended:
             self._read_on(work)
 
     def _read_on(self, work: _Work) -> None:
@@ -361,7 +327,7 @@ class ReadSource:
         assert place is not None
         growth = work.queue.growth()
         work.read_on_to = place[2] + (self._limit if growth is None else growth[1])
-        if work.index >= work.read_on_to:
+        if work.reader.index >= work.read_on_to:
             return
         last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")
         try:

@@ -129,9 +129,13 @@ class BaseNode(Iterator[T]):
 
         A node that is new is reset to its beginning first.
         """
-        self.__require_init()
-        if not self.__initialized:
-            self.__begin()
+        try:
+            if self.__initialized:
+                return self.get_state()
+        except AttributeError:
+            self.__require_init()
+            raise
+        self.__begin()
         return self.get_state()
 
     def shutdown(self) -> None:

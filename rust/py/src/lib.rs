@@ -101,6 +101,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
     module.add_class::<queue::ReadAheadQueue>()?;
     module.add_class::<queue::ReadAheadHold>()?;
+    module.add_class::<queue::SourceReader>()?;
     module.add_class::<pipes::turn::SharedIterator>()?;
     module.add_class::<pipes::turn::Turn>()?;
     module.add_class::<ranks::PyMeeting>()?;

@@ -124,6 +124,32 @@ def fails(number: int) -> Any:
     return threading.Lock() if number % 31 == 0 else number
 
 
+def refuses(number: int) -> Any:
+    raise LookupError(f"there is no {number}")
+
+
+class Unloadable:
+    """Pickles, and raises an error when it is loaded."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return refuses, (self.number,)
+
+
+def test_a_result_that_cannot_be_loaded_is_an_error_at_its_place() -> None:
+    node = mapper(range(MANY + 200), lambda number: Unloadable(number) if number % 50 == 7 else number, 2)
+    node.reset()
+    for number in range(MANY + 200):
+        if number % 50 == 7:
+            with pytest.raises(LookupError, match=f"there is no {number}$"):
+                next(node)
+        else:
+            assert next(node) == number
+    node.shutdown()
+
+
 def test_errors_are_at_their_items() -> None:
     def checked(number: int) -> int:
         if number > MANY:

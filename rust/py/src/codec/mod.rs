@@ -33,7 +33,8 @@ pub use dtype::Dtype;
 pub use encode::Encoder;
 pub use source::{OutBuffer, Owner, Source};
 
-fn malformed() -> PyErr {
+/// The error of bytes that are no item.
+pub fn malformed() -> PyErr {
     PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
 }
 

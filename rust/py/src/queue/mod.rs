@@ -7,6 +7,7 @@
 //! held lock, so there every method that needs the lock refuses and nothing is dropped.
 
 mod hold;
+mod reading;
 mod window;
 
 use std::mem::ManuallyDrop;
@@ -17,6 +18,7 @@ use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+pub use reading::SourceReader;
 use torchdata_core::process::fork;
 use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, Place};
@@ -52,10 +54,8 @@ impl Entry {
 
 type Queue = OrderedQueue<Entry>;
 
-/// An item that was claimed: its slot, its number, the state of the source after it, and whether it is small.
-type Claimed = (Slot, Option<Index>, Option<Py<PyAny>>, bool);
-/// What was claimed, and the items themselves.
-type ClaimedItems = (Vec<Claimed>, Vec<Py<PyAny>>);
+/// Items that were claimed: their slots, and the items.
+type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// Waits for an event of the queue, however long; `sleep` returns whether it came within a slice.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
@@ -126,12 +126,12 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the place, and drops the marks that it needs no more after that.
+    /// Changes the place, and drops the marks that it needs no more after that: most often one, for which no vector is made.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
-            place.as_mut().map_or_else(Vec::new, |place| {
+            place.as_mut().map(|place| {
                 change(place);
-                std::mem::take(&mut place.spent)
+                (place.spent.pop(), if place.spent.is_empty() { Vec::new() } else { std::mem::take(&mut place.spent) })
             })
         });
         drop(spent);
@@ -236,61 +236,43 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Hands the item of a slot to the threads that claim, and leaves the source; returns the next slot if there is one at
-    /// once. The arguments are those of `put`.
-    #[pyo3(signature = (slot, item, index, mark=None))]
-    fn hand_over(
-        &self,
-        py: Python<'_>,
-        slot: Slot,
-        item: Py<PyAny>,
-        index: Index,
-        mark: Option<Py<PyAny>>,
-    ) -> PyResult<Option<Slot>> {
+    /// Waits for items that were handed over, and takes some: only if all are small more than one. Those are the share of one
+    /// of `sharers`, or `least` if that is more, and `most` at most. None if no more will come.
+    fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
-        let is_small = is_small(item.bind(py));
-        let next = queue.hand_over(slot, Entry { index: Some(index), mark, is_small, ..Entry::new(item) });
-        self.drop_if_closed(queue);
-        Ok(next)
-    }
-
-    /// Waits for items that were handed over, and takes some: only if all are small more than one, and `most` at most. None if
-    /// no more will come. What is taken is told by its slot, its number, its mark and whether it is small.
-    fn claim_some(&self, py: Python<'_>, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
-        let queue = self.get()?;
+        let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
         loop {
-            match queue.claim_some(most, sharers, |entry| entry.is_small) {
-                None => return Ok(None),
-                Some(claimed) if claimed.is_empty() => wait_for(py, |slice| queue.wait_claimable_some(slice))?,
-                Some(claimed) => {
-                    return Ok(Some(
-                        claimed
-                            .into_iter()
-                            .map(|(slot, entry)| ((slot, entry.index, entry.mark, entry.is_small), entry.content))
-                            .unzip(),
-                    ));
-                }
+            match queue.claim_some((least, most), sharers, |entry| entry.is_small, take) {
+                Some((slots, _)) if slots.is_empty() => wait_for(py, |slice| queue.wait_claimable_some(slice))?,
+                claimed => return Ok(claimed),
             }
         }
     }
 
     /// Puts down the results of items that were claimed.
-    fn put_some(&self, py: Python<'_>, claimed: Vec<Claimed>, results: Vec<Py<PyAny>>) -> PyResult<()> {
-        for ((slot, index, mark, was_small), result) in claimed.into_iter().zip(results) {
-            let is_small = was_small && is_small(result.bind(py));
-            self.settle(Some(slot), Outcome::Item(Entry { index, mark, is_small, ..Entry::new(result) }))?;
-        }
+    fn put_some(&self, py: Python<'_>, slots: Vec<Slot>, results: Vec<Py<PyAny>>) -> PyResult<()> {
+        let queue = self.get()?;
+        let results = results.into_iter().map(|result| (is_small(result.bind(py)), result));
+        drop(queue.put_some(slots.into_iter().zip(results), |rest, (is_small, content)| {
+            Outcome::Item(Entry { content, is_small: rest.is_small && is_small, ..rest })
+        }));
+        self.drop_if_closed(queue);
+        Ok(())
+    }
+
+    /// Puts down an error in the place of the result of an item that was claimed.
+    fn fail_claimed(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
+        let queue = self.get()?;
+        drop(
+            queue.put_some([(slot, error)], |rest, content| Outcome::Error(Entry { content, is_small: false, ..rest })),
+        );
+        self.drop_if_closed(queue);
         Ok(())
     }
 
     /// Gives items back that were claimed, for any thread to claim.
-    fn hand_back(&self, claimed: Vec<Claimed>, items: Vec<Py<PyAny>>) -> PyResult<()> {
-        let queue = self.get()?;
-        let entries = claimed
-            .into_iter()
-            .zip(items)
-            .map(|((slot, index, mark, is_small), item)| (slot, Entry { index, mark, is_small, ..Entry::new(item) }));
-        drop(queue.hand_back(entries.collect()));
+    fn hand_back(&self, slots: Vec<Slot>, items: Vec<Py<PyAny>>) -> PyResult<()> {
+        drop(self.get()?.hand_back(slots.into_iter().zip(items).collect(), |entry, item| entry.content = item));
         Ok(())
     }
 

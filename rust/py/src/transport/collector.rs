@@ -19,7 +19,7 @@ use super::known_owners::{KeptOwners, KnownOwners, unkept_owners};
 use super::links::{PyBellBoard, PyDealingRecord, PyLink, bell};
 use super::peers::Peers;
 use super::progress::Given;
-use super::reader::Reader;
+use super::reader::{Reader, Row};
 use super::snapshots::{
     Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_places, unkept, unkept_dealt,
 };
@@ -348,16 +348,19 @@ impl Collector {
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
-    /// All messages that have come from `peer`; waits for the first one as `receive` does.
-    #[pyo3(signature = (peer, seconds = None))]
-    fn receive_some<'py>(
+    /// The results that have come from `peer`, in a row behind that of the number `last`, and the seconds that they took;
+    /// then the message that ends the row, or the error with which a result cannot be made, if that has come. Waits for
+    /// the first as `receive` does.
+    #[pyo3(signature = (peer, last, seconds = None))]
+    fn receive_results<'py>(
         &self,
         py: Python<'py>,
         peer: usize,
+        last: u64,
         seconds: Option<f64>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    ) -> PyResult<Row<'py>> {
         self.access.check_owner()?;
-        self.access.hold()?.receive_some(py, peer, seconds.map(duration))
+        self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
     /// Looks at nothing while a thread reads: its reference shows that this is no garbage. The lock is taken and let go

@@ -282,11 +282,11 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object, to be sent by `go_on`.
-    pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Encodes an object, to be sent by `go_on` with more bytes behind it.
+    pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
-        encoder.clear();
         encoder.encode(object, self.producers[target].arena())?;
+        encoder.payload.extend_from_slice(behind);
         self.owner.check()?; // what was pickled is the user's, too
         self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });

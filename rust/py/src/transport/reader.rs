@@ -356,6 +356,29 @@ impl Reader {
         if died { Ok(None) } else { awoken.map(|()| Some(next)) }
     }
 
+    /// Waits for a unit of a peer, until `limit` has passed since `started` at most; returns whether one came.
+    fn await_unit(
+        &mut self,
+        py: Python<'_>,
+        peer: usize,
+        (started, limit): (Instant, Option<Duration>),
+        unit: &mut Unit,
+    ) -> PyResult<bool> {
+        let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
+        let Self { peers, own, meters, .. } = self;
+        let consumer = &mut peers.all_mut()[peer].consumer;
+        loop {
+            if consumer.take(unit).map_err(errors::take)? {
+                return Ok(true);
+            }
+            if is_over() {
+                return Ok(false);
+            }
+            let ready = || consumer.readable().unwrap_or(true) || is_over();
+            wait_until(py, own, meters.idle(), ready, || (), |_| Ok(()))?;
+        }
+    }
+
     /// Waits for a message from a peer, `limit` at most, passing over all other units.
     pub fn receive<'py>(
         &mut self,
@@ -363,44 +386,47 @@ impl Reader {
         peer: usize,
         limit: Option<Duration>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let started = Instant::now();
-        let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
-        let Self { peers, own, meters, .. } = self;
-        let consumer = &mut peers.all_mut()[peer].consumer;
-        loop {
-            let mut unit = Unit::default();
-            while consumer.take(&mut unit).map_err(errors::take)? {
-                if unit.kind & kind::WHAT == kind::MESSAGE {
-                    return decode(py, &unit, true).map(Some);
-                }
+        let (mut unit, until) = (Unit::default(), (Instant::now(), limit));
+        while self.await_unit(py, peer, until, &mut unit)? {
+            if unit.kind & kind::WHAT == kind::MESSAGE {
+                return decode(py, &unit, true).map(Some);
             }
-            if is_over() {
-                return Ok(None);
-            }
-            let ready = || consumer.readable().unwrap_or(true) || is_over();
-            wait_until(py, own, meters.idle(), ready, || (), |_| Ok(()))?;
         }
+        Ok(None)
     }
 
-    /// All messages that have come from a peer; waits for the first as `receive` does.
-    pub fn receive_some<'py>(
+    /// The results that have come from a peer, in a row behind that of the number `last`, and the seconds that they took;
+    /// then the message that ends the row, or the error with which a result cannot be made, if that has come. Waits for
+    /// the first as `receive` does.
+    pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,
         peer: usize,
+        last: u64,
         limit: Option<Duration>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let mut messages: Vec<_> = self.receive(py, peer, limit)?.into_iter().collect();
-        if messages.is_empty() {
-            return Ok(messages);
-        }
-        let consumer = &mut self.peers.all_mut()[peer].consumer;
+    ) -> PyResult<Row<'py>> {
         let mut unit = Unit::default();
-        while consumer.take(&mut unit).map_err(errors::take)? {
-            if unit.kind & kind::WHAT == kind::MESSAGE {
-                messages.push(decode(py, &unit, true)?);
+        let (mut results, mut seconds) = (Vec::new(), 0.0);
+        let mut there = self.await_unit(py, peer, (Instant::now(), limit), &mut unit)?;
+        while there {
+            let last = last + results.len() as u64;
+            let came = match unit.kind & kind::WHAT {
+                kind::RESULT => decode_result(py, &unit, last),
+                kind::MESSAGE => decode(py, &unit, true).map(Came::Message),
+                _ => Ok(Came::Late),
+            };
+            match came {
+                Ok(Came::Late) => {}
+                Ok(Came::Result(result, spent)) => {
+                    results.push(result);
+                    seconds = spent;
+                }
+                Ok(Came::Message(message)) => return Ok((results, seconds, Some(message))),
+                Err(error) => return Ok((results, seconds, Some(error.into_value(py).into_bound(py).into_any()))),
             }
+            there = self.peers.all_mut()[peer].consumer.take(&mut unit).map_err(errors::take)?;
         }
-        Ok(messages)
+        Ok((results, seconds, None))
     }
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -427,20 +453,46 @@ fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
+/// Results, the seconds that they took, and what came behind them.
+pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
+
+/// What a unit is to who waits for results.
+enum Came<'py> {
+    /// A result, and the seconds that it and those before it took.
+    Result(Bound<'py, PyAny>, f64),
+    Message(Bound<'py, PyAny>),
+    /// Nothing that is waited for.
+    Late,
+}
+
+/// Builds the result that a unit is, unless that has a number up to `last`.
+fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<'py>> {
+    with_payload(py, unit, |payload, buffers| {
+        let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
+        if number <= last {
+            return Ok(Came::Late);
+        }
+        codec::decode(py, object, buffers, true).map(|result| Came::Result(result, spent))
+    })
+}
+
 /// Builds the object of a unit.
 #[inline]
 fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
+    with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
+}
+
+/// Looks at the payload of a unit, which is private even if it is long and cannot change under a decoder, and at its buffers.
+#[inline]
+fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {
-        Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => {
-            // Private, as short ones are: what is decoded cannot change under the decoder.
-            match long {
-                Buffer::Owned(payload) => codec::decode(py, payload, buffers, may_lease),
-                Buffer::Leased(lease) => {
-                    let payload = py.detach(|| lease.private_copy()).map_err(errors::memory)?;
-                    codec::decode(py, &payload, buffers, may_lease)
-                }
+        Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => match long {
+            Buffer::Owned(payload) => look(payload, buffers),
+            Buffer::Leased(lease) => {
+                let payload = py.detach(|| lease.private_copy()).map_err(errors::memory)?;
+                look(&payload, buffers)
             }
-        }
-        _ => codec::decode(py, &unit.payload, &unit.buffers, may_lease),
+        },
+        _ => look(&unit.payload, &unit.buffers),
     }
 }

@@ -263,7 +263,7 @@ impl Sender {
                 return Ok(false);
             }
             let Some(target) = outlet.dealing.turn() else { return Ok(true) };
-            outlet.depart(target, kind::ERROR, description)?;
+            outlet.depart(target, kind::ERROR, description, &[])?;
             outlet.dealing.end(target);
         }
     }
@@ -272,10 +272,10 @@ impl Sender {
     ///
     /// `order` is the epoch, or what is beyond all epochs, that the message orders, if any: it ends what the peer runs.
     /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not
-    /// sent. If `more_comes` at once, the peer may be woken a little later.
+    /// sent.
     ///
     /// Raises TimeoutError if the peer does not read.
-    #[pyo3(signature = (message, seconds = None, order = None, tick = None, more_comes = false))]
+    #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
         py: Python<'_>,
@@ -283,17 +283,32 @@ impl Sender {
         seconds: Option<f64>,
         order: Option<u64>,
         tick: Option<&Bound<'_, PyAny>>,
-        more_comes: bool,
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(order) = order {
             outlet.producers[0].order(order);
         }
         outlet.deadline = deadline(seconds);
-        outlet.depart(0, kind::MESSAGE, message)?;
-        outlet.more_comes = more_comes;
+        outlet.depart(0, kind::MESSAGE, message, &[])?;
         let sent = outlet.go_on_with(py, tick);
         outlet.deadline = None;
+        sent.map(drop)
+    }
+
+    /// Sends the result of that number over the first link, with the seconds that it and those before it took. If
+    /// `more_comes` at once, the peer may be woken a little later.
+    fn send_result(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        result: &Bound<'_, PyAny>,
+        spent: f64,
+        more_comes: bool,
+    ) -> PyResult<()> {
+        let mut outlet = self.outlet()?;
+        outlet.depart(0, kind::RESULT, result, &kind::result_tail(number, spent))?;
+        outlet.more_comes = more_comes;
+        let sent = outlet.go_on(py);
         outlet.more_comes = false;
         sent.map(drop)
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::OrderedQueue;
-use super::answers::{Claim, Slot};
+use super::answers::{Claim, Outcome, Slot};
 use super::state::{Begun, Phase, State, sleep};
 
 impl<T> OrderedQueue<T> {
@@ -75,52 +75,92 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Items that were handed over, in their order: none if there are none at the moment, None if no more will come.
+    /// Items that were handed over, in their order, by their slots: none if there are none at the moment, None if no more
+    /// will come.
     ///
-    /// One of `sharers` workers gets its share of what waits, `most` at most. Items come together only if each of them
-    /// `joins`, which is called under the lock and must not call back.
-    pub fn claim_some(&self, most: usize, sharers: usize, joins: impl Fn(&T) -> bool) -> Option<Vec<(Slot, T)>> {
+    /// One of `sharers` workers gets its share of what waits, or the `least` that is worth a way if that is more, and `most`
+    /// at most. Items come together only if each of them `joins`. `take` takes out of an item the part that the worker needs;
+    /// the rest stays in the slot, for [`put_some`] or [`hand_back`]. Both are called under the lock and must not call back.
+    ///
+    /// [`put_some`]: Self::put_some
+    /// [`hand_back`]: Self::hand_back
+    pub fn claim_some<X>(
+        &self,
+        (least, most): (usize, usize),
+        sharers: usize,
+        joins: impl Fn(&T) -> bool,
+        mut take: impl FnMut(&mut T) -> X,
+    ) -> Option<(Vec<Slot>, Vec<X>)> {
         let mut state = self.lock();
         if state.is_claimed() {
             self.tell(state);
             return None;
         }
-        let mut claimed = Vec::new();
+        let (mut slots, mut taken) = (Vec::new(), Vec::new());
         if state.holds == 0 {
-            let most = most.min(state.waiting.len().div_ceil(sharers.max(1)));
+            let most = most.min(least.max(state.waiting.len().div_ceil(sharers.max(1))));
             while let Some(&slot) = state.waiting.front() {
                 let Some(at) = state.find(slot) else { unreachable!("what waits has a slot") };
-                let Phase::Waiting(item) = &state.pending[at].phase else { unreachable!("it waits") };
+                let phase = &mut state.pending[at].phase;
+                let Phase::Waiting(item) = phase else { unreachable!("it waits") };
                 let alone = !joins(item);
-                if !claimed.is_empty() && (alone || claimed.len() >= most) {
+                if !slots.is_empty() && (alone || slots.len() >= most) {
                     break;
                 }
-                state.waiting.pop_front();
-                if let Phase::Waiting(item) = std::mem::replace(&mut state.pending[at].phase, Phase::Making) {
-                    claimed.push((slot, item));
+                taken.push(take(item));
+                if let Phase::Waiting(rest) = std::mem::replace(phase, Phase::Making) {
+                    *phase = Phase::Running(rest);
                 }
+                state.waiting.pop_front();
+                slots.push(slot);
                 if alone {
                     break;
                 }
             }
         }
         self.tell(state);
-        Some(claimed)
+        Some((slots, taken))
     }
 
-    /// Gives items back that were claimed, to be claimed again before all others. Returns what nobody wants any more.
-    pub fn hand_back(&self, items: Vec<(Slot, T)>) -> Vec<T> {
+    /// Puts down the outcomes of items that were claimed, each made of what stayed in the slot and a part that is new.
+    /// Returns new parts that nobody wants any more.
+    ///
+    /// `complete` is called under the lock and must not call back.
+    pub fn put_some<X>(
+        &self,
+        parts: impl IntoIterator<Item = (Slot, X)>,
+        complete: impl Fn(T, X) -> Outcome<T>,
+    ) -> Vec<X> {
         let mut state = self.lock();
-        if state.closed {
-            return items.into_iter().map(|(_, item)| item).collect();
+        let mut unwanted = Vec::new();
+        for (slot, part) in parts {
+            match state.take_running(slot) {
+                Some((at, rest)) => drop(self.put_down(&mut state, at, complete(rest, part))),
+                None => unwanted.push(part),
+            }
         }
-        for (slot, item) in items.into_iter().rev() {
-            let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
-            state.pending[at].phase = Phase::Waiting(item);
-            state.waiting.push_front(slot);
+        state.advance();
+        self.tell(state);
+        unwanted
+    }
+
+    /// Gives items back that were claimed, to be claimed again before all others: `restore` puts a part that was taken
+    /// back to its rest. Returns parts that nobody wants any more.
+    pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
+        let mut state = self.lock();
+        let mut unwanted = Vec::new();
+        for (slot, part) in parts.into_iter().rev() {
+            match state.take_running(slot) {
+                Some((at, mut item)) => {
+                    restore(&mut item, part);
+                    state.pending[at].phase = Phase::Waiting(item);
+                    state.waiting.push_front(slot);
+                }
+                None => unwanted.push(part),
+            }
         }
         self.tell(state);
-        Vec::new()
+        unwanted
     }
 
     /// Adds an item for the workers, behind all others and over the capacity if need be. To be called by the consumer.

@@ -179,22 +179,27 @@ impl<T> OrderedQueue<T> {
 
     fn put_locked(&self, mut state: MutexGuard<'_, State<T>>, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
-        state.settle(at);
-        state.finished |= matches!(outcome, Outcome::End(_));
-        state.broken |= matches!(outcome, Outcome::Break(_));
-        let is_last = matches!(outcome, Outcome::End(_) | Outcome::Break(_));
-        let phase = if self.in_order || is_last {
-            std::mem::replace(&mut state.pending[at].phase, Phase::Done(outcome))
-        } else {
-            state.ready.push_back((slot, outcome));
-            state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
-        };
+        let phase = self.put_down(&mut state, at, outcome);
         state.advance();
         self.tell(state);
         match phase {
             Phase::Running(item) => Some(item),
             _ => None,
         }
+    }
+
+    /// Puts the outcome of a slot in its place, and returns what was there. Its turn may have come then.
+    fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
+        state.settle(at);
+        state.finished |= matches!(outcome, Outcome::End(_));
+        state.broken |= matches!(outcome, Outcome::Break(_));
+        let is_last = matches!(outcome, Outcome::End(_) | Outcome::Break(_));
+        if self.in_order || is_last {
+            return std::mem::replace(&mut state.pending[at].phase, Phase::Done(outcome));
+        }
+        let slot = state.pending[at].number;
+        state.ready.push_back((slot, outcome));
+        state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
     /// Says that the worker of a slot has left the source, and puts down the outcome later.

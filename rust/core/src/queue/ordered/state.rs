@@ -15,6 +15,7 @@ pub(super) enum Phase<T> {
     /// A worker makes its item.
     Making,
     Waiting(T),
+    /// A worker has the item; here lies a copy, or what the worker does not need of it.
     Running(T),
     Done(Outcome<T>),
 }
@@ -137,7 +138,24 @@ impl<T> State<T> {
     }
 
     pub fn find(&self, slot: Slot) -> Option<usize> {
-        self.pending.binary_search_by_key(&slot, |one| one.number).ok()
+        // Most often there is no gap.
+        let at = slot.checked_sub(self.pending.front()?.number)? as usize;
+        match self.pending.get(at) {
+            Some(one) if one.number == slot => Some(at),
+            _ => self.pending.binary_search_by_key(&slot, |one| one.number).ok(),
+        }
+    }
+
+    /// Takes out the item of a slot that a worker has claimed, and where in `pending` that is. None if it was drained.
+    pub fn take_running(&mut self, slot: Slot) -> Option<(usize, T)> {
+        let at = self.find(slot)?;
+        match std::mem::replace(&mut self.pending[at].phase, Phase::Making) {
+            Phase::Running(item) => Some((at, item)),
+            phase => {
+                self.pending[at].phase = phase;
+                None
+            }
+        }
     }
 
     /// Notes that the worker of a slot need not be waited for.

@@ -1,0 +1,146 @@
+//! How the threads that read ahead take the items of a source: each has a number, and some a state of the source with them.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use pyo3::exceptions::PyNotImplementedError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use torchdata_core::queue::ordered::Slot;
+use torchdata_core::queue::place::Index;
+
+use super::window::is_small;
+use super::{Entry, ReadAheadQueue};
+use crate::gil_cell::GilCell;
+
+/// An item, its number, and the state of the source after it, if there is one.
+type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
+
+/// What a source is read by. All but the numbers belongs to the thread that has reserved the source.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct SourceReader {
+    /// Gives the next item, and the state after it.
+    #[pyo3(get)]
+    advance: Py<PyAny>,
+    state_of: Py<PyAny>,
+    /// Makes what stands for the state of a source that has none, of the error that says so.
+    unsaved: Py<PyAny>,
+    /// How many items there are from one state to the next; 0 for none.
+    frequency: u64,
+    /// How many items at the beginning are dropped, and the numbers of further ones that are.
+    dropped: Index,
+    ahead: HashSet<Index>,
+    /// The number of the next item.
+    index: AtomicU64,
+    /// Whether the source has ended, or failed and was not read since.
+    ended: AtomicBool,
+    /// The error of the state after the last item; the consumer is told of it behind the item.
+    untold: GilCell<Option<Py<PyAny>>>,
+}
+
+impl SourceReader {
+    /// The next item. Raises the error of the source, which has not come on then.
+    fn next(&self, py: Python<'_>) -> PyResult<Taken> {
+        self.ended.store(false, Relaxed);
+        if let Some(untold) = self.untold.with(py, Option::take) {
+            return Err(PyErr::from_value(untold.into_bound(py)));
+        }
+        let item = self.advance.call0(py)?;
+        let index = self.index.fetch_add(1, Relaxed);
+        let is_due = self.frequency > 0 && (index + 1).is_multiple_of(self.frequency);
+        Ok((item, index, if is_due { self.state(py)? } else { None }))
+    }
+
+    /// The state of the source.
+    #[inline]
+    fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        match self.state_of.call0(py) {
+            Ok(state) => Ok(Some(state)),
+            Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
+                self.unsaved.call1(py, (error.into_value(py),)).map(Some)
+            }
+            Err(error) => {
+                let untold = error.into_value(py).into_any();
+                self.untold.with(py, |cell| cell.replace(untold));
+                Ok(None)
+            }
+        }
+    }
+
+    fn is_dropped(&self, index: Index) -> bool {
+        index < self.dropped || self.ahead.contains(&index)
+    }
+}
+
+#[pymethods]
+impl SourceReader {
+    #[new]
+    fn new(
+        advance: Py<PyAny>,
+        state_of: Py<PyAny>,
+        unsaved: Py<PyAny>,
+        frequency: u64,
+        dropped: Index,
+        ahead: HashSet<Index>,
+    ) -> Self {
+        let (index, ended, untold) = (AtomicU64::new(0), AtomicBool::new(false), GilCell::new(None));
+        Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, untold }
+    }
+
+    /// Takes the item of a slot; None if it is one that is dropped. Raises the error of the source.
+    fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
+        let (item, index, mark) = self.next(py)?;
+        if self.is_dropped(index) {
+            queue.get().skip(py, slot, index, mark)?;
+            return Ok(None);
+        }
+        Ok(Some((item, index, mark)))
+    }
+
+    /// Takes items, and hands them to the threads that claim, as long as there is room or will be. Returns the slot for
+    /// which the source has raised an error, and that; None if nobody wants any more.
+    fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
+        let queue = queue.get();
+        let mut reserved = None;
+        while let Some(slot) = reserved.take().map_or_else(|| queue.reserve(py), |slot| Ok(Some(slot)))? {
+            match self.next(py) {
+                Ok((_, index, mark)) if self.is_dropped(index) => queue.skip(py, slot, index, mark)?,
+                Ok((item, index, mark)) => {
+                    let is_small = is_small(item.bind(py));
+                    let entry = Entry { index: Some(index), mark, is_small, ..Entry::new(item) };
+                    reserved = queue.get()?.hand_over(slot, entry);
+                }
+                Err(error) => return Ok(Some((slot, error.into_value(py).into_any()))),
+            }
+        }
+        queue.drop_if_closed(queue.get()?);
+        Ok(None)
+    }
+
+    #[getter]
+    fn index(&self) -> Index {
+        self.index.load(Relaxed)
+    }
+
+    #[setter]
+    fn set_index(&self, index: Index) {
+        self.index.store(index, Relaxed);
+    }
+
+    #[getter]
+    fn ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    #[setter]
+    fn set_ended(&self, ended: bool) {
+        self.ended.store(ended, Relaxed);
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        [&self.advance, &self.state_of, &self.unsaved].into_iter().try_for_each(|it| visit.call(it))?;
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.untold.with(py, |untold| visit.call(&*untold))
+    }
+}
