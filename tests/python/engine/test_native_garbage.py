@@ -24,6 +24,7 @@ from torchdata._native import (
     Sender,
     SequenceIterator,
     ShareIterator,
+    SourceReader,
     TFRecordReader,
 )
 from torchdata.datapipes.iter import IterableWrapper
@@ -112,6 +113,30 @@ def queue_with_a_claimed_item(holder):
     queue = queue_with_a_submitted_item(holder)
     queue.claim()
     return queue
+
+
+def source_reader(holder):
+    return SourceReader(holder.called, bool, bool, 0, 0, set())
+
+
+def source_reader_that_makes_states(holder):
+    return SourceReader(bool, holder.called, bool, 1, 0, set())
+
+
+def source_reader_of_states_that_are_none(holder):
+    return SourceReader(bool, bool, holder.called, 1, 0, set())
+
+
+def source_reader_with_an_error(holder):
+    def state():
+        error = ValueError()
+        error.holder = holder
+        raise error
+
+    reader = SourceReader(bool, state, bool, 1, 0, set())
+    queue = ReadAheadQueue("a test", 1)
+    reader.take(queue, queue.reserve())
+    return reader
 
 
 def gzip_reader(holder):
@@ -222,6 +247,10 @@ WAYS = [
     queue_with_a_place,
     queue_with_a_submitted_item,
     queue_with_a_claimed_item,
+    source_reader,
+    source_reader_that_makes_states,
+    source_reader_of_states_that_are_none,
+    source_reader_with_an_error,
     gzip_reader,
     gzip_reader_amid_members,
     record_reader,
