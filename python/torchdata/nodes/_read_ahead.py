@@ -47,7 +47,7 @@ class Several(Protocol):
 #: Most items that go elsewhere in one message, and seconds that they may take there.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
 #: Seconds of work that are not shared among several: the ways there and back take as long.
-_WORTH_A_MESSAGE = 0.0001
+_WORTH_A_MESSAGE = 0.00005
 
 
 class _Work(ReadAhead):
@@ -95,8 +95,8 @@ class _Work(ReadAhead):
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
         """Takes items and calls the function until there is no item to take. Each thread runs it."""
-        queue, reader = self.queue, self.reader
-        while (slot := queue.reserve()) is not None:
+        queue, reader, slot = self.queue, self.reader, None
+        while slot is not None or (slot := queue.reserve()) is not None:
             try:
                 if prepare is not None:
                     prepare()
@@ -104,14 +104,15 @@ class _Work(ReadAhead):
                 taken = reader.take(queue, slot)
             except BaseException as error:
                 self._stop(slot, without_own_frame(error))
+                slot = None
                 continue
             if taken is None:
-                continue
-            if function is None:
-                queue.put(slot, *taken)
+                slot = None
+            elif function is None:
+                slot = queue.put_and_reserve(slot, *taken)
             else:
                 queue.leave_source(slot)
-                self._call(function, slot, *taken)
+                slot = self._call(function, slot, *taken)
             del taken  # or the thread would keep an item alive that the consumer is done with
 
     def read(self) -> None:
@@ -163,7 +164,8 @@ class _Work(ReadAhead):
             reader.index = self.wanted  # who asks again is told of the end
             self.queue.break_off(slot, ValueError(text))
 
-    def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> None:
+    def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
+        """Puts down what the function makes of an item. Returns the next slot if there is one at once."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -173,7 +175,8 @@ class _Work(ReadAhead):
         except BaseException as error:
             self.queue.fail(slot, without_own_frame(error), index, snapshot)
         else:
-            self.queue.put(slot, result, index, snapshot)
+            return self.queue.put_and_reserve(slot, result, index, snapshot)
+        return None
 
     def read_on(self) -> None:
         """Takes and drops items, in a thread of its own. All others have left the source."""

@@ -73,7 +73,7 @@ def queue_of_items(holder):
 
 def queue_with_a_mark(holder):
     queue = ReadAheadQueue("a test", 3, place=(None, 0, []))
-    queue.put(queue.reserve(), 0, 0, holder)
+    queue.put_and_reserve(queue.reserve(), 0, 0, holder)
     return queue
 
 
@@ -115,27 +115,36 @@ def queue_with_a_claimed_item(holder):
     return queue
 
 
-def source_reader(holder):
-    return SourceReader(holder.called, bool, bool, 0, 0, set())
+def queue_with_one_of_several_claimed(holder):
+    queue = ReadAheadQueue("a test", 3, place=(None, 0, []))
+    reader = SourceReader(iter([1, 2]).__next__, lambda: holder, print, 1, 0, set())
+    slot, error = reader.hand_over(queue)
+    queue.finish(slot, error)
+    assert queue.claim_some(1, 1, 1) == ([0], [1])
+    return queue
 
 
-def source_reader_that_makes_states(holder):
-    return SourceReader(bool, holder.called, bool, 1, 0, set())
+def reader_of_a_source(holder):
+    return SourceReader(holder.called, print, print, 1, 0, set())
 
 
-def source_reader_of_states_that_are_none(holder):
-    return SourceReader(bool, bool, holder.called, 1, 0, set())
+def reader_of_states(holder):
+    return SourceReader(print, holder.called, print, 1, 0, set())
 
 
-def source_reader_with_an_error(holder):
-    def state():
+def reader_that_marks(holder):
+    return SourceReader(print, print, holder.called, 1, 0, set())
+
+
+def reader_with_an_error(holder):
+    def state_of():
         error = ValueError()
         error.holder = holder
         raise error
 
-    reader = SourceReader(bool, state, bool, 1, 0, set())
-    queue = ReadAheadQueue("a test", 1)
-    reader.take(queue, queue.reserve())
+    reader = SourceReader(iter([1]).__next__, state_of, print, 1, 0, set())
+    queue = ReadAheadQueue("a test", 3)
+    assert reader.take(queue, queue.reserve()) == (1, 0, None)
     return reader
 
 
@@ -247,10 +256,11 @@ WAYS = [
     queue_with_a_place,
     queue_with_a_submitted_item,
     queue_with_a_claimed_item,
-    source_reader,
-    source_reader_that_makes_states,
-    source_reader_of_states_that_are_none,
-    source_reader_with_an_error,
+    queue_with_one_of_several_claimed,
+    reader_of_a_source,
+    reader_of_states,
+    reader_that_marks,
+    reader_with_an_error,
     gzip_reader,
     gzip_reader_amid_members,
     record_reader,

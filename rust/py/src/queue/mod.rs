@@ -287,9 +287,26 @@ impl ReadAheadQueue {
     }
 
     /// Puts down the result of a slot.
-    #[pyo3(signature = (slot, item, index=None, mark=None))]
-    fn put(&self, slot: Slot, item: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
-        self.settle(Some(slot), Outcome::Item(Entry { index, mark, ..Entry::new(item) }))
+    #[pyo3(signature = (slot, item, mark=None))]
+    fn put(&self, slot: Slot, item: Py<PyAny>, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
+    }
+
+    /// Puts down the result of a slot, with the number of the item and the mark after it. Returns the next slot, with the
+    /// source, if there is one at once.
+    fn put_and_reserve(
+        &self,
+        slot: Slot,
+        item: Py<PyAny>,
+        index: Index,
+        mark: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Slot>> {
+        let queue = self.get()?;
+        let entry = Entry { index: Some(index), mark, ..Entry::new(item) };
+        let (copy, next) = queue.put_and_reserve(slot, Outcome::Item(entry));
+        drop(copy);
+        self.drop_if_closed(queue);
+        Ok(next)
     }
 
     /// Puts down an error in the place of a result.

@@ -66,11 +66,7 @@ impl<T> OrderedQueue<T> {
         state.settle(at);
         state.pending[at].phase = Phase::Waiting(item);
         state.waiting.push_back(slot);
-        let mut next = None;
-        if !state.is_over() && state.may_reserve() {
-            state.source_taken = true;
-            next = Some(state.add(Phase::Making, true));
-        }
+        let next = state.try_reserve();
         self.tell(state);
         next
     }

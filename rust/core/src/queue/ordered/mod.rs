@@ -149,9 +149,8 @@ impl<T> OrderedQueue<T> {
                 self.tell(state); // one worker is woken at a time, so each wakes the next
                 return Reserve::Closed;
             }
-            if state.may_reserve() {
-                state.source_taken = true;
-                return Reserve::Granted(state.add(Phase::Making, true));
+            if let Some(slot) = state.try_reserve() {
+                return Reserve::Granted(slot);
             }
             let Some(slice) = begun.slice() else { return Reserve::TimedOut };
             state.was_full |= state.holds == 0 && !state.has_room();
@@ -166,7 +165,8 @@ impl<T> OrderedQueue<T> {
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
-        drop(self.put_locked(state, slot, outcome));
+        drop(self.put_locked(&mut state, slot, outcome));
+        self.tell(state);
     }
 
     /// Puts down what became of a slot; one at the source has left it then.
@@ -174,14 +174,25 @@ impl<T> OrderedQueue<T> {
     /// It is kept even if the queue was closed meanwhile, because the source has moved past it. Gives back the copy of a
     /// submitted item, to be dropped.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
-        self.put_locked(self.lock(), slot, outcome)
+        let mut state = self.lock();
+        let copy = self.put_locked(&mut state, slot, outcome);
+        self.tell(state);
+        copy
     }
 
-    fn put_locked(&self, mut state: MutexGuard<'_, State<T>>, slot: Slot, outcome: Outcome<T>) -> Option<T> {
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
-        let phase = self.put_down(&mut state, at, outcome);
-        state.advance();
+    /// The same, and reserves the next slot if that needs no wait: no other worker is woken for it.
+    pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
+        let mut state = self.lock();
+        let copy = self.put_locked(&mut state, slot, outcome);
+        let next = state.try_reserve();
         self.tell(state);
+        (copy, next)
+    }
+
+    fn put_locked(&self, state: &mut State<T>, slot: Slot, outcome: Outcome<T>) -> Option<T> {
+        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        let phase = self.put_down(state, at, outcome);
+        state.advance();
         match phase {
             Phase::Running(item) => Some(item),
             _ => None,

@@ -116,6 +116,15 @@ impl<T> State<T> {
         self.holds == 0 && !self.source_taken && !self.broken && self.has_room()
     }
 
+    /// Takes the source, and a slot for its next item, if that is to be had.
+    pub fn try_reserve(&mut self) -> Option<Slot> {
+        if self.is_over() || !self.may_reserve() {
+            return None;
+        }
+        self.source_taken = true;
+        Some(self.add(Phase::Making, true))
+    }
+
     pub fn is_over(&self) -> bool {
         self.closed || self.finished
     }
