@@ -49,12 +49,16 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored.
-
-    These processes import torch at less expense: see `support/lean`.
-    """
+    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Lets processes that tests start import torch at less expense: see `support/lean`.
+
+    Not those of pytest itself: what such an import takes out of later searches may be what the test has left.
+    """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))
