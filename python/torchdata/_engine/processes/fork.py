@@ -40,8 +40,8 @@ __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 KEPT = 1.0
 #: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: After so many forks main's memory is moved into huge pages, whose forks are cheaper: that takes what some 50 save.
-MANY = 64
+#: After so many forks main's memory is moved into huge pages, whose forks are cheaper: that takes what some 80 save.
+MANY = 128
 #: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
 PATIENCE = 10.0
 
