@@ -201,17 +201,13 @@ impl ReadAheadQueue {
     /// Waits for the source and a slot for its next item; None if nobody wants any, or there are none.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
-        let mut answer = queue.reserve(Duration::ZERO);
-        if answer == Reserve::TimedOut {
-            wait_for(py, |slice| {
-                answer = queue.reserve(slice);
-                answer != Reserve::TimedOut
-            })?;
+        loop {
+            match queue.try_reserve() {
+                Reserve::Granted(slot) => return Ok(Some(slot)),
+                Reserve::Closed => return Ok(None),
+                Reserve::TimedOut => wait_for(py, |slice| queue.wait_reservable(slice))?,
+            }
         }
-        Ok(match answer {
-            Reserve::Granted(slot) => Some(slot),
-            _ => None,
-        })
     }
 
     /// Waits for a submitted item; None if nobody wants results.

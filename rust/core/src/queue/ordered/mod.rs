@@ -143,22 +143,41 @@ impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` for the source, and for a slot for its next item. To be called by a worker.
     pub fn reserve(&self, timeout: Duration) -> Reserve {
         let begun = Begun::now(timeout);
-        let mut state = self.lock();
         loop {
-            if state.is_over() {
-                self.tell(state); // one worker is woken at a time, so each wakes the next
-                return Reserve::Closed;
+            let answer = self.try_reserve();
+            if answer != Reserve::TimedOut {
+                return answer;
             }
-            if let Some(slot) = state.try_reserve() {
-                return Reserve::Granted(slot);
-            }
-            let Some(slice) = begun.slice() else { return Reserve::TimedOut };
+            let Some(left) = begun.left() else { return answer };
+            self.wait_reservable(left);
+        }
+    }
+
+    /// The source, and a slot for its next item, if both are to be had. To be called by a worker.
+    pub fn try_reserve(&self) -> Reserve {
+        let mut state = self.lock();
+        if state.is_over() {
+            self.tell(state); // one worker is woken at a time, so each wakes the next
+            return Reserve::Closed;
+        }
+        state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
+    }
+
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have something to say, and returns whether it may.
+    ///
+    /// Takes nothing: a worker that waits for the GIL next would keep the source from one that has it.
+    pub fn wait_reservable(&self, timeout: Duration) -> bool {
+        let begun = Begun::now(timeout);
+        let mut state = self.lock();
+        while !state.is_over() && !state.may_reserve() {
+            let Some(slice) = begun.slice() else { return false };
             state.was_full |= state.holds == 0 && !state.has_room();
             state.reserving.count += 1;
             state = sleep(&self.room, state, slice);
             state.reserving.count -= 1;
             state.reserving.waking = false;
         }
+        true
     }
 
     /// Adds an outcome that exists already, behind all others and over the capacity if need be.
