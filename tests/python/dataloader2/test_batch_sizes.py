@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from typing import Any
 
 import pytest
 
+from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
@@ -31,6 +33,20 @@ def whole(size: int, of: Any = pipe) -> list[list[int]]:
 
 def batches_of(items: list[int], size: int) -> list[list[int]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+#: Lets go of the worker that has the first batch of all.
+let_go = multiprocessing.get_context("fork").Event()
+
+
+def wait_at_the_first(batch: list[int]) -> list[int]:
+    if batch == whole(4)[0][:4]:
+        let_go.wait(120)
+    return batch
+
+
+def held(size: int) -> Any:
+    return pipe(size).map(wait_at_the_first)
 
 
 @pytest.mark.parametrize(("workers", "later"), [(0, 0), (2, 2), (3, 2), (0, 2), (2, 0)])
@@ -270,23 +286,21 @@ def test_a_pipeline_whose_items_depend_on_the_workers_is_refused_with_the_remedy
 
 
 def test_batches_that_were_given_out_of_order_are_refused() -> None:
-    with loader(4, 2, in_order=False) as run:
+    let_go.clear()
+    with loader(4, 2, held, in_order=False) as run:
         run.seed(5)
-        epoch = iter(run)
-        counts: list[int] = []
-        while len(counts) < 1 or counts[0] >= counts[1]:  # until worker 1 is ahead, as time decides; else make it so
-            if next(epoch, None) is None:
-                break
-            state = run.state_dict()
-            counts = [worker["given"][0] for worker in state["iteration_state"]["workers"]["workers"]]
-    if counts[0] < counts[1]:
-        with loader(5, 2, in_order=False) as other:
-            other.load_state_dict(state)
-            with pytest.raises(ValueError, match="some come before others that were not"):
-                iter(other)
+        assert next(iter(run)) == whole(4)[0][4:8]
+        state = run.state_dict()
+        let_go.set()
+    with loader(5, 2, held, in_order=False) as other:
+        other.load_state_dict(state)
+        with pytest.raises(ValueError, match="some come before others that were not"):
+            iter(other)
 
 
-def test_blocks_that_were_no_batches_when_the_state_was_saved_are_refused() -> None:
+def test_blocks_that_were_no_batches_when_the_state_was_saved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)  # one after each item
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
     with DataLoader2(pipe(4), reading_service=MultiProcessingReadingService(2)) as run:
         epoch = iter(run)
         for _ in range(4):
@@ -294,6 +308,6 @@ def test_blocks_that_were_no_batches_when_the_state_was_saved_are_refused() -> N
             state = run.state_dict()
     with loader(5, 2) as other:
         other.load_state_dict(state)
-        if state["iteration_state"]["workers"]["workers"][0]["snapshot"] is not None:
-            with pytest.raises(ValueError, match="dealt out blocks of 1 when the state was saved"):
-                iter(other)
+        assert state["iteration_state"]["workers"]["workers"][0]["snapshot"] is not None
+        with pytest.raises(ValueError, match="dealt out blocks of 1 when the state was saved"):
+            iter(other)
