@@ -13,9 +13,11 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-__all__ = ["OUT_OF_TASKS", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
+__all__ = ["OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
 
 #: Why the system gives no process or thread, and what to do.
 OUT_OF_TASKS = (
@@ -25,6 +27,43 @@ OUT_OF_TASKS = (
 
 #: Seconds that interpreter exit waits for all threads together.
 PATIENCE = 2.0
+
+#: Seconds after which a wait for a flag looks for itself.
+_LOOK = 0.1
+
+
+class Flag:
+    """A flag that is set once, for threads that wait for it. Ctrl-C does no harm, wherever in a call it comes.
+
+    An `Event` of `threading` takes its lock in Python code. If an exception comes right then, nobody gives the lock
+    back: the next one who waits, or sets the event, stands still for ever.
+    """
+
+    __slots__ = ("_is_set", "_told")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._told: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Sets the flag, and wakes one of those who wait; others see it within a tenth of a second."""
+        self._is_set = True
+        self._told.put(None)
+
+    def is_set(self) -> bool:
+        """Whether the flag is set."""
+        return self._is_set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the flag, for so many seconds at most; returns whether it is set."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self._is_set:
+            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
+            if left <= 0:
+                return False
+            with suppress(Empty):
+                self._told.get(timeout=left)
+        return True
 
 
 def start(thread: threading.Thread) -> None:

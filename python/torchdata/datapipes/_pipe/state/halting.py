@@ -7,12 +7,12 @@ it had when the state was saved, and no item less or more, before the generators
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchdata._native import ReadAheadQueue
+from torchdata._threads import Flag
 
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
@@ -20,24 +20,27 @@ __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 #: Seconds after which a thread that stands looks whether it is waited for.
 _LOOK = 0.02
 
-#: Cleared while passes begin whose threads are not to read yet.
-_may_begin = threading.Event()
+#: Not set while passes begin whose threads are not to read yet.
+_may_begin = Flag()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
     """Context in which threads of passes that begin wait with their first item, unless a reader waits for that."""
-    _may_begin.clear()
+    global _may_begin
+    flag = Flag()
     try:
+        _may_begin = flag
         yield
     finally:
-        _may_begin.set()
+        flag.set()
 
 
 def await_beginning(queue: ReadAheadQueue) -> None:
     """Waits, in the thread of a pass, until it may begin."""
-    while not _may_begin.wait(_LOOK) and not queue.is_awaited and not queue.closed:
+    flag = _may_begin
+    while not flag.wait(_LOOK) and not queue.is_awaited and not queue.closed:
         pass
 
 
@@ -67,7 +70,7 @@ class Halt:
         self.number = number
         #: If its source had ended it is to find that, too.
         self._items, self._taken = ahead.items + ahead.is_over, 0
-        self._reached, self._may_go_on = threading.Event(), threading.Event()
+        self._reached, self._may_go_on = Flag(), Flag()
         #: Once that pass has begun, its queue, and how many items that is to hold.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0

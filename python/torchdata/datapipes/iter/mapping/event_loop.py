@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from torchdata._threads import start
+from torchdata._threads import Flag, start
 
 __all__ = ["EventLoop"]
 
@@ -38,7 +38,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = threading.Event()  # an interrupted join would take the thread for ended
+    done = Flag()  # an interrupted join would take the thread for ended
 
     def call() -> None:
         try:

@@ -10,14 +10,13 @@ A forked child has no such thread: it leaves the inherited queue alone and may i
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata._threads import Work, are_there_any
+from torchdata._threads import Flag, Work, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -54,7 +53,7 @@ class _PrefetchData(ReadAhead):
         #: Where the thread stops for a moment, if it does.
         self.halt: Halt | None = None
         #: Set when the thread has let go of the source's iterator, which may have been in the midst of an item.
-        self.released = threading.Event()
+        self.released = Flag()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
         """Starts the thread."""
