@@ -47,8 +47,9 @@ class Flag:
 
     def set(self) -> None:
         """Sets the flag, and wakes one of those who wait; others see it within a tenth of a second."""
-        self._is_set = True
-        self._told.put(None)
+        if not self._is_set:
+            self._is_set = True
+            self._told.put(None)
 
     def is_set(self) -> bool:
         """Whether the flag is set."""

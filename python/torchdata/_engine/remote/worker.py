@@ -28,6 +28,7 @@ from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.trace.carried import CarriedLog, Piece
+from torchdata._threads import Flag
 
 __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 
@@ -108,7 +109,7 @@ class RemoteWorker(ChildProcess):
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
         self._hosts, self._setup = hosts, setup
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None

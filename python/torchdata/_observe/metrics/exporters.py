@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._observe.metrics.values import FAMILIES, Family, Grown, Measurement, Measuring, measure, rank_of
 from torchdata._optional import optional_import
+from torchdata._threads import Flag
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats
@@ -156,7 +157,7 @@ class PeriodicLog:
             raise ValueError(f"metrics.log: every is a positive number of seconds, not {seconds!r}")
         self._measuring = Measuring(loader)
         self._seconds, self._logger, self._level = seconds, logger or _logger, level
-        self._over = threading.Event()
+        self._over = Flag()
         self._thread = threading.Thread(target=self._run, name="torchdata-log", daemon=True)
         self._thread.start()
 
