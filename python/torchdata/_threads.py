@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 __all__ = ["OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
@@ -39,17 +38,23 @@ class Flag:
     back: the next one who waits, or sets the event, stands still for ever.
     """
 
-    __slots__ = ("_is_set", "_told")
+    __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        self._told: SimpleQueue[None] = SimpleQueue()
+        #: Open once the flag is set. No `SimpleQueue`: in CPython 3.11 its waits miss their end if the machine is busy.
+        self._gate = threading.Lock()
+        self._gate.acquire()
 
     def set(self) -> None:
-        """Sets the flag, and wakes one of those who wait; others see it within a tenth of a second."""
+        """Sets the flag. May be called again, also by several threads at once."""
         if not self._is_set:
             self._is_set = True
-            self._told.put(None)
+            self._open()
+
+    def _open(self) -> None:
+        with suppress(RuntimeError):  # another thread has just done it
+            self._gate.release()
 
     def is_set(self) -> bool:
         """Whether the flag is set."""
@@ -62,8 +67,8 @@ class Flag:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return False
-            with suppress(Empty):
-                self._told.get(timeout=left)
+            if self._gate.acquire(timeout=left):
+                self._open()  # for the next one who waits; if Ctrl-C comes before that, they look for themselves
         return True
 
 

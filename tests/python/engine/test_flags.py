@@ -72,8 +72,8 @@ def test_a_wait_may_be_interrupted_anywhere() -> None:
 @pytest.mark.timeout(120)
 def test_a_wait_that_is_woken_may_be_interrupted_anywhere() -> None:
     def wait(flag: Flag) -> None:
-        flag._told.put(None)  # as it is if it was set just now
-        flag.wait(0.001)
+        flag._gate.release()  # as it is if it was set just now
+        flag.wait(0.0001)
 
     for flag in interrupt_everywhere(wait):
         thread = waits_in_a_thread(flag)
