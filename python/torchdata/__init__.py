@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata import _old_modules
+from torchdata._version import VERSION as __version__
+from torchdata._version import warn_of_upstream
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from torchdata._observe.trace.trace import Trace
-
-#: The API that this package keeps (torchdata 0.9), for programs that compare with versions of torchdata, and after
-#: the plus sign the version of the distribution `torchdata-rs`, which `importlib.metadata` tells.
-__version__ = "0.9.0+rs.0.1.0"
 
 __all__ = ["__version__", "empty", "trace"]
 
@@ -82,25 +80,5 @@ def trace(path: str | PathLike[str] | None = None, *, events: int = 1_000_000, r
     return Trace(path, events=events, ranges=ranges)
 
 
-def _warn_of_upstream() -> None:
-    """Says so where the distribution `torchdata` is installed too: both own the folder of this package."""
-    import os
-
-    site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
-        found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # that one has no files (tools/name_wheel.py)
-    if not found:
-        return
-    version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
-    import warnings
-
-    warnings.warn(
-        f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
-        "run `pip uninstall torchdata torchdata-rs` and install torchdata-rs again, from where you had it",
-        stacklevel=3,
-    )
-
-
-_warn_of_upstream()
+warn_of_upstream()
 _old_modules.install()

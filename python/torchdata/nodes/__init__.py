@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from torchdata._version import warn_if_replaced
 from torchdata.nodes.adapters import IterableWrapper, MapStyleWrapper, SamplerWrapper
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.batch import Batcher, Unbatcher
@@ -57,3 +58,5 @@ __all__ = [
     "from_pipe",
     "to_pipe",
 ]
+
+warn_if_replaced(__name__)
