@@ -1,7 +1,7 @@
 """The version of this package, and warnings for environments in which upstream's torchdata shares its folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip overwrites the files of one with those of the
-other without a word. The package's front door and its four public packages call these checks when they are imported.
+Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites the files of one with
+files of the other. The package's front door and its four public packages call these checks when they are imported.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def warn_if_replaced(package: str) -> None:
     Args:
         package: the public package that is being imported, for the message.
     """
-    found = getattr(sys.modules["torchdata"], "__version__", None)
+    found = getattr(sys.modules["torchdata"], "__version__", "without a version")
     if found == VERSION:
         return
     warnings.warn(
-        f"{package} belongs to torchdata-rs {VERSION}, but `import torchdata` found torchdata {found or 'without a version'}: "
-        "upstream's torchdata was installed over it and has replaced some of its files, so this program runs a mixture "
+        f"{package} belongs to torchdata-rs {VERSION}, but `import torchdata` found torchdata {found}: upstream's"
+        " torchdata was installed over it and has replaced some of its files, so this program runs a mixture "
         "of both; run `pip uninstall torchdata` and then `pip install --force-reinstall --no-deps` with the wheel or "
         "clone of torchdata-rs",
         stacklevel=3,

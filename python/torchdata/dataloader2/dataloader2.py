@@ -17,7 +17,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, service_of
+from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
 from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
 from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
@@ -152,6 +152,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
+        if datapipe is not None and datapipe_adapter_fn is None:  # which could make a pipe of something else
+            require_pipe(datapipe)
         adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
@@ -268,7 +270,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         run = self._run
         with self._ending.changing:
             if self._terminated:
-                raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
+                raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down; make another")
             if self.datapipe is None:
                 raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
             self._pipeline.require_pipe()

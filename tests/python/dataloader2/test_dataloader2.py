@@ -433,11 +433,20 @@ def test_adapters_are_applied_in_order_and_listed():
 
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService()])
-@pytest.mark.parametrize("use", [list, len, DataLoader2.state_dict])
-def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
-    loader = DataLoader2({"a": 1}, reading_service=service)
-    with pytest.raises(TypeError, match=r"an IterDataPipe or a MapDataPipe, but got \{'a': 1\} of type dict; put"):
-        use(loader)
+@pytest.mark.parametrize("value", [5, {"a": 1}, "ab"])
+def test_a_value_that_is_not_a_pipe_is_refused_when_the_loader_is_made(service, value):
+    with pytest.raises(TypeError, match=f"an IterDataPipe or a MapDataPipe, but got {value!r} of type .*; put"):
+        DataLoader2(value, reading_service=service)
+
+
+def test_an_adapter_may_make_a_pipe_of_anything():
+    assert list(DataLoader2(3, numbers)) == [0, 1, 2]
+
+
+def test_a_value_that_no_adapter_made_a_pipe_of_is_refused_when_the_loader_is_used():
+    loader = DataLoader2(5, [])
+    with pytest.raises(TypeError, match="an IterDataPipe or a MapDataPipe, but got 5 of type int; put"):
+        list(loader)
     loader.shutdown()
 
 

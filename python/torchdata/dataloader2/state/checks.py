@@ -46,6 +46,9 @@ _DEEPEST = 100
 #: More items than an epoch has.
 _MOST = 1 << 46
 
+#: The keys that every state of a loader has.
+_REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
+
 _FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
 
 
@@ -53,11 +56,13 @@ def check_state(state: Any) -> None:
     """Raises an error if `state` is not the state of a loader that this release can read."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
-    missing = [k for k in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME) if k not in state]
+    missing = [k for k in _REQUIRED if k not in state]
     if missing:
+        within = [key for key, value in state.items() if isinstance(value, Mapping) and set(_REQUIRED) <= value.keys()]
+        advice = f"; load the part of it that is one: load_state_dict(state[{within[0]!r}])" if within else ""
         raise ValueError(
             f"this is not the state of a DataLoader2: it lacks {', '.join(map(repr, missing))} and has "
-            f"{sorted(map(str, state))}"
+            f"{sorted(map(str, state))}{advice}"
         )
     version = state.get(VERSION_KEY_NAME)
     if version is not None and (type(version) is not int or version != STATE_VERSION):

@@ -291,7 +291,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """The error of a pipe whose length is not known. Old code matches the end of its message: the reason is first."""
+    """Returns the error of a pipe whose length is not known. Old code matches the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
