@@ -220,7 +220,7 @@ class GraphProgram(EpochProgram):
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
-        skipping_items.is_told_by_loader = True
+        skipping_items.worker = "dispatch" if child.dispatches else child.worker_id
         self._child = child
         self._info = WorkerInfo(child.num_workers, child.worker_id)
         if child.dispatches:

@@ -210,7 +210,7 @@ class Sampler(IterDataPipe[Any]):
         try:
             len(datapipe)
         except TypeError as error:
-            raise AssertionError(f"Sampler: the source must have a length, but {datapipe!r} has none: {error}") from error
+            raise AssertionError(f"Sampler: the source must have a length: {error}") from error
         check_callable("Sampler", "sampler", sampler)
         self.datapipe = datapipe
         self.sampler_args = () if sampler_args is None else tuple(sampler_args)
