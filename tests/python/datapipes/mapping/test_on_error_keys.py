@@ -130,7 +130,7 @@ def test_a_row_of_a_table_is_named_by_its_scalar_columns_without_private_ones(tm
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     lines = lines_of(ArrowParts(str(path)).to_iter_datapipe().read_arrow().map(half), tmp_path / "log")
-    assert [line["key"][:20] for line in lines] == ["id=0, n=0, of=0, name", "id=2, n=2, of=0, name"]
+    assert [line["key"].partition(", name=")[0] for line in lines] == ["id=0, n=0, of=0", "id=2, n=2, of=0"]
     assert "s3cret" not in str(lines)
     assert all(len(line["key"]) < 130 for line in lines)
 
