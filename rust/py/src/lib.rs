@@ -120,7 +120,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(is_portable, module)?)?;
     module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
-    module.add_function(wrap_pyfunction!(forking::use_huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_after_fork, module)?)?;
