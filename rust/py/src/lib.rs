@@ -25,7 +25,6 @@ mod queue;
 mod ranks;
 mod seconds;
 mod seed;
-mod trace;
 mod transport;
 mod watching;
 
@@ -88,8 +87,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::carrier::PyCarrier>()?;
     module.add_class::<transport::links::PyDealingRecord>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
-    module.add_class::<trace::PyTraceLog>()?;
-    module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
