@@ -48,12 +48,11 @@ _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
 #: Modules whose frames are no place to show a user.
 _BELOW = ("torchdata.", "multiprocessing.")
-_DEMO = os.path.join(PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
 
 
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
-    return file.startswith(PACKAGE) and not file.startswith(_DEMO)
+    return file.startswith(PACKAGE)
 
 
 #: In a process that was not forked: the file, the line and the module of the program that began it.
@@ -238,6 +237,6 @@ def name_of(datapipe: Any) -> str:
 
 
 def is_users(function: Any) -> bool:
-    """Whether a function is not of this package. The demo's are: it is a program like those of users."""
+    """Whether a function is not of this package."""
     module = str(getattr(function, "__module__", ""))
-    return not module.startswith("torchdata.") or module.startswith("torchdata.demo.")
+    return not module.startswith("torchdata.")

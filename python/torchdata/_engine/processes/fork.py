@@ -32,7 +32,7 @@ from typing import Any
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
-from torchdata._native import fork_waits_for, use_huge_pages
+from torchdata._native import fork_waits_for
 
 __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 
@@ -40,8 +40,6 @@ __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 KEPT = 1.0
 #: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: After so many forks main's memory is moved into huge pages, whose forks are cheaper: that takes what some 80 save.
-MANY = 128
 #: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
 PATIENCE = 10.0
 
@@ -150,21 +148,6 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 # -- the children -----------------------------------------------------------------------------------------------------
 
-
-class _Forks:
-    """How many this process has begun since its memory was moved."""
-
-    count = 0
-
-    def expect(self, more: int) -> None:
-        """Moves the memory, if with those that are about to begin there are many."""
-        self.count += more
-        if self.count >= MANY:
-            self.count = 0
-            use_huge_pages()
-
-
-_forks = _Forks()
 
 #: The messages of a child: its number, and the lock that it is about to take; that it has them all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
@@ -279,7 +262,6 @@ def fork_all(
     Raises:
         OSError: the system has no room for a process, or one of the locks is never free.
     """
-    _forks.expect(len(children))
     try:
         reader, writer = os.pipe()
     except OSError as error:

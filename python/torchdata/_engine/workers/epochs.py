@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.calls import Noted
@@ -115,11 +114,10 @@ class Children:
         self.room, self.stats = group.room, group.stats
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
-        trace = partial(_trace_of, self.room, self._processes)
         hangs = group.hangs(survived, in_order)
         self._restarts = None
         if survived:
-            self._restarts = EpochRestarts(members, context, group.ending, trace, hangs, survived.deaths)
+            self._restarts = EpochRestarts(members, context, group.ending, hangs, survived.deaths)
         try:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
@@ -189,7 +187,6 @@ class Children:
                 *commands(index),
                 self._members.announced(index) if announced else snapshots.Announced.NONE,
                 start,
-                _trace_of(self.room, processes, index, self._names[index]),
             )
             self._send(index, "epoch", *command, to=processes[index])
         while announced:
@@ -355,9 +352,3 @@ class Children:
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
         return self._group.pids
-
-
-def _trace_of(room: Room, processes: Sequence[ChildProcess], index: int, name: str) -> str | None:
-    """Where a child writes its trace; None if nothing is traced."""
-    writing = tracing.current
-    return None if writing is None else writing.path_for(room.board, room.first_page + index, name, processes[index])

@@ -1,1 +1,1 @@
-"""Measurements of a loader for other programs: Prometheus, OpenTelemetry, TensorBoard, logs."""
+"""Measurements of a loader for other programs."""

@@ -1,4 +1,4 @@
-"""The statistics of a loader as measurements with names, kinds and labels: what all exporters hand on.
+"""The statistics of a loader as measurements with names, kinds and labels: what exporters hand on.
 
 Role: knows no library. Names follow Prometheus: base units, `_total` for what only grows.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from torchdata._observe.stats.declaring import Family, families_of
 from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["FAMILIES", "Family", "Grown", "Measurement", "Measuring", "measure", "rank_of", "services_in"]
+__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of", "services_in"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader again and again.
 
-    "Of late" is since the measuring before, but for those of which the loader had nothing to tell.
+    "Of late" is since the measuring before, but for those of which the loader had nothing to tell. Counters never fall,
+    because readers take that for a new beginning, and count all of the value once more: times are differences and
+    estimates, which may come out a little lower than before, and those of the system begin anew in a process that takes
+    the place of one that died.
 
     Args:
         loader: the loader. It is measured also after its end, and asked for nothing that starts anything.
@@ -73,7 +76,9 @@ class Measuring:
         self._loader = loader
         self._rank = rank
         self._last: LoaderStats | None = None
-        self._grown = Grown()
+        self._pids: dict[str, int] = {}
+        #: By family and labels: the number itself, and what was told of it.
+        self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
     def rank(self) -> str:
@@ -82,57 +87,30 @@ class Measuring:
 
     def measure(self) -> list[Measurement]:
         """All that is known now."""
-        found, self._last = measure(self._loader, self._last)
-        return self._grown.since_the_beginning(found, self._last)
-
-
-class Grown:
-    """Keeps counters from falling, which readers take for a new beginning, and count all of the value once more.
-
-    Times are differences and estimates, so they may come out a little lower than before: they stay then. Counters of
-    the system begin anew in a process that takes the place of one that died: the value of the dead one is added.
-    """
-
-    def __init__(self) -> None:
-        self._pids: dict[str, int] = {}
-        #: By family and labels: the number itself, and what was told of it.
-        self._last: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
-
-    def since_the_beginning(self, found: list[Measurement], stats: LoaderStats) -> list[Measurement]:
-        """The measurements of the statistics, with counters that never fall."""
-        pids = {process.name: process.pid for process in stats.processes}
+        whole: LoaderStats = self._loader.stats()
+        recent = whole if self._last is None else self._loader.stats(self._last)
+        self._last, found = whole, []
+        for name, family in _OF_LOADER.items():
+            value = getattr(whole if family.kind == "counter" else recent, name)
+            if value is not None:
+                found.append(Measurement(family, (), float(value)))
+        for process in whole.processes:
+            found += _of_process(process)
+        pids = {process.name: process.pid for process in whole.processes}
         replaced = {name for name, pid in pids.items() if self._pids.get(name, pid) != pid}
         self._pids.update(pids)
-        return [self._told(one, replaced) if one.family.kind == "counter" else one for one in found]
+        return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
-    def _told(self, one: Measurement, replaced: set[str]) -> Measurement:
+    def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
+        """A counter that has not fallen; of a process that was replaced the value of the dead one is added."""
         key = one.family.name, one.labels
-        number, told = self._last.get(key, (0.0, 0.0))
+        number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
         if one.labels and one.labels[0] in replaced and (of_system or one.value < number):
             number = 0.0
         told += max(0.0, one.value - number)
-        self._last[key] = max(number, one.value), told
+        self._told[key] = max(number, one.value), told
         return replace(one, value=told)
-
-
-def measure(loader: Any, last: LoaderStats | None) -> tuple[list[Measurement], LoaderStats]:
-    """All that is known of a loader now, and the statistics that the next measuring is to begin with.
-
-    Args:
-        loader: the loader.
-        last: those of the measuring before.
-    """
-    whole: LoaderStats = loader.stats()
-    recent = whole if last is None else loader.stats(last)
-    found = []
-    for name, family in _OF_LOADER.items():
-        value = getattr(whole if family.kind == "counter" else recent, name)
-        if value is not None:
-            found.append(Measurement(family, (), float(value)))
-    for process in whole.processes:
-        found += _of_process(process)
-    return found, whole
 
 
 def _of_process(process: ProcessStats) -> Iterator[Measurement]:

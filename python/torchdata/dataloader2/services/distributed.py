@@ -190,24 +190,6 @@ class DistributedReadingService(ReadingServiceInterface):
         """Lets the next epoch have the seeds that the loader would have without ranks: it goes on with such a one."""
         self._keeps_next = True
 
-    def _gather(self, value: int) -> list[int]:
-        """The values of all ranks, by rank; all must ask at the same point of the program.
-
-        The group knows the least of all values alone, so each rank in turn is the only one to give a small one.
-
-        Raises:
-            RuntimeError: no epoch has begun; or the user's own group would be asked beside the thread of `fullsync`.
-        """
-        if self._pg is None:
-            raise RuntimeError("the ranks do not know each other before the first epoch, nor after the end")
-        if self._pg is self._given_group:
-            raise RuntimeError(
-                "DistributedReadingService(process_group=…) has one group for all; ranks are compared over one that "
-                "the service opens itself: leave process_group out"
-            )
-        most = 2**63 - 1
-        return [self._pg.all_reduce_min(value if rank == self._rank else most) for rank in range(self._world_size)]
-
     def finalize(self) -> None:
         """Ends the synchronisation with the other ranks, and closes the service's own groups."""
         fullsync, self._fullsync = self._fullsync, None

@@ -24,7 +24,6 @@ use super::waiting::{wait_among, wait_until};
 use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
-use crate::trace;
 
 /// Orders to the thread that reads, which looks at them in each wait.
 pub struct Signs {
@@ -174,7 +173,6 @@ impl Reader {
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
-        let traced = trace::begin();
         let unit = &self.peers.current.unit;
         let item = match decode(py, unit, may_lease) {
             Ok(item) => item,
@@ -183,10 +181,6 @@ impl Reader {
                 return Err(error);
             }
         };
-        if let Some(began) = traced {
-            let stream = self.peers.all()[peer].consumer.stream().raw();
-            self.meters.trace_received(began, peer, stream, self.progress.delivered(py, peer).items);
-        }
         self.collecting.advance();
         self.progress.deliver(py, peer, unit.digest);
         self.peers.delivered(peer, may_lease);
@@ -291,12 +285,8 @@ impl Reader {
 
     /// Waits until there is something to deliver, or does what is to be done instead.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
-        let traced = trace::begin();
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
-        if let (Some(began), Some(peer)) = (traced, turn) {
-            self.meters.trace_wait(began, peer);
-        }
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {

@@ -28,7 +28,6 @@ use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
 use crate::seconds::duration;
-use crate::trace::{self, Origin};
 
 /// When a wait of so many seconds ends; None: never.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
@@ -94,7 +93,6 @@ impl Sender {
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
-        outlet.origin = Origin { loader: board.get().0.made().1, pages: peers };
         outlet.meters = flows.iter().map(WaitRef::of).collect();
         let own = board.get().page(page)?;
         (outlet.idle, outlet.page) = (Some(own.idle()), Some(own));
@@ -211,7 +209,6 @@ impl Sender {
                 break;
             };
             outlet.owner.check()?; // a process that the user's function has forked returns here, too
-            let traced = trace::begin();
             outlet.made(deal);
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
@@ -223,9 +220,6 @@ impl Sender {
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
-            }
-            if let (Some(began), Deal::To(target)) = (traced, deal) {
-                outlet.trace_sent(began, target);
             }
             outlet.snapshot_if_due(py)?;
         }

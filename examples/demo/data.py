@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchdata._optional import how_to_install
-
 __all__ = ["PHOTOGRAPH_SHARDS", "optional", "write_photographs"]
 
 #: Shards of photographs, for training and for the test each.
@@ -38,7 +36,7 @@ def optional(module: str) -> Any:
         package = _PACKAGES[module.partition(".")[0]]
         raise ModuleNotFoundError(
             f"the demo needs {package}, which is not installed (no module named {error.name!r}): "
-            f"install it with {how_to_install('demo')}",
+            "install it with `pip install '.[demo]'` (the extra torchdata-rs[demo])",
             name=error.name,
         ) from error
 

@@ -1,4 +1,4 @@
-"""`python -m torchdata.demo`: train on photographs, kill a worker, stop and go on; exits 1 where anything falls short.
+"""`make demo`: train on photographs, kill a worker, stop and go on; exits 1 where anything falls short.
 
 Role: the main process of the demo. Workers import this module under spawn, so nothing runs at import.
 """
@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchdata._observe.stats.recorder import StatsLevel
+from demo import data, pipeline, train
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.demo import data, pipeline, train
 
 _GOAL = 0.90
 _CLASSES = ("temple", "flower")
@@ -34,7 +33,7 @@ def _positive(text: str) -> int:
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchdata-rs" / "demo"
     parser = argparse.ArgumentParser(
-        prog="python -m torchdata.demo",
+        prog="python -m demo",
         description="Trains a linear probe on photographs that worker processes load, beside torch's DataLoader if "
         "torch is installed; kills a worker; stops in the middle of an epoch and goes on. Exits 1 if anything falls "
         "short.",
@@ -49,7 +48,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _loader(
-    folder: Path, options: argparse.Namespace, training: bool = True, stats: StatsLevel | None = None, **service: Any
+    folder: Path, options: argparse.Namespace, training: bool = True, stats: Any = None, **service: Any
 ) -> DataLoader2[Any]:
     pipe = pipeline.photographs(folder, options.batch_size, training)
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(options.workers, **service), stats=stats)

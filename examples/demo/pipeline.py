@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from demo.data import optional
 from torchdata import empty
 from torchdata.datapipes.iter import FileLister, IterDataPipe
-from torchdata.demo.data import optional
 from torchdata.images import random_resized_crop
 
 __all__ = ["SIZE", "TarImages", "photographs", "stack"]
