@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Generic
 
 from torchdata._native import SharedIterator
@@ -159,12 +158,7 @@ class Loader(Generic[T]):
     def __enter__(self) -> Loader[T]:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
 
 

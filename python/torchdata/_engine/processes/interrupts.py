@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torchdata._native import take_no_notice
@@ -143,12 +143,7 @@ class InterruptsDeferred:
             finally:
                 self.deliver()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._has_begun:
             InterruptsDeferred.innermost = self._outer
             self._end()
