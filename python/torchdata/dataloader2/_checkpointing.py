@@ -177,7 +177,8 @@ class StateKeeper:
         if pipeline.datapipe is not None and PIPELINE_KEY_NAME in state:
             pipeline.require_pipe()
             pipeline.note_identity()
-            pipeline.identity.compare(state[PIPELINE_KEY_NAME], strict)
+            if strict:
+                pipeline.identity.compare(state[PIPELINE_KEY_NAME], between_epochs=_is_between_epochs(state))
             return None
         if not allow_pickle:
             raise ValueError(
@@ -214,6 +215,12 @@ def _difference(own: Any, loaded: Any) -> str:
         if mine != other:
             return f"pipe {place + 1} from the source on is {other or 'missing'} where this loader has {mine or 'none'}"
     return ""
+
+
+def _is_between_epochs(state: Mapping[str, Any]) -> bool:
+    """Whether no item of a state's epoch is made again or passed over."""
+    place = state.get(ITERATION_STATE_KEY_NAME)
+    return place is None or (place["ended"] and place["workers"] is None)
 
 
 def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:

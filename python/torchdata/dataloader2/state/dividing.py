@@ -190,9 +190,8 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
 
     Args:
         end: the end of the graph.
-        base: what was given: `first` and `given`, of the blocks behind `offset` items, if there is one; and how the
-            graph stood before the division when `taken` items of it had been taken, as `entries` of a graph like this,
-            or None if it had not begun.
+        base: what was given: `first` and `given`, in blocks; and how the graph stood before the division when `taken`
+            items of it had been taken, as `entries` of a graph like this, or None if it had not begun.
 
     Raises:
         ValueError: a pipe of the graph forbids that; or it is another graph.
@@ -201,8 +200,8 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
     found = required_division(graph)
     before = found.before.pipes[:-1]
     given = given_from(base["first"], base["given"])
-    taken, offset = base["taken"], base.get("offset", 0)
-    begin = offset + given.first * found.block
+    taken = base["taken"]
+    begin = given.first * found.block
     with standing_still(graph.pipes):
         if base["entries"] is not None:
             items_before(found.before, base["entries"])
@@ -212,7 +211,7 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
             load_entries([(pipe, entry_anew(pipe)) for pipe in before])
         if begin > taken:
             taken += advance(found.pipe.source_datapipe, begin - taken, reading=False) or 0
-        state = {"taken": taken, "first": given.first, "beyond": list(given.beyond), "offset": offset}
+        state = {"taken": taken, "first": given.first, "beyond": list(given.beyond)}
         load_entries([(found.pipe, entry_at(found.pipe, state))])
         load_entries([(pipe, entry_at(pipe)) for pipe in reversed(found.behind)])
 

@@ -21,7 +21,7 @@ from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "resized", "short_name"]
+__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "short_name"]
 
 #: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
 Fingerprint = list[dict[str, Any]]
@@ -29,8 +29,8 @@ Fingerprint = list[dict[str, Any]]
 #: Longest text of a parameter.
 _LONGEST = 200
 
-#: The class and the argument of which another number is no other pipeline: see `resized`.
-_BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
+#: By class, the parameters that may change between two epochs.
+_MAY_CHANGE = {"torchdata.datapipes.iter.Batcher": frozenset({"batch_size"})}
 
 #: Arguments that a loader sets anew, or that change nothing of what is yielded.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
@@ -55,15 +55,14 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     ]
 
 
-def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
+def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
     """Where the pipeline of a state and another one differ first, in words; empty if in nothing that both tell.
-
-    Batches of another size are no difference: see `resized`.
 
     Args:
         saved: what stands in the state.
         found: the other.
         here: how messages call whose that is.
+        between_epochs: whether parameters that may change between two epochs are left out.
     """
     if saved == found:
         return ""
@@ -76,29 +75,12 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
             return f"{where} is {names[0]} in the state and {names[1]} in {here}"
         if other["reads"] != mine["reads"]:
             return f"{where}, {short_name(mine)}, reads other pipes"
+        free = _MAY_CHANGE.get(mine["class"], frozenset()) if between_epochs else ()
         for name, words in mine["parameters"].items():
             was = other["parameters"].get(name, words)
-            if was != words and not _is_size(mine, name):
+            if was != words and name not in free:
                 return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
     return ""
-
-
-def resized(saved: Fingerprint, found: Fingerprint) -> dict[int, tuple[int, int]]:
-    """The batchers whose batches have another size now, by their places among the pipes: the old size and the new one.
-
-    Such a state is gone on with if the order of items before the batcher is known; whoever loads it sees to that.
-    """
-    sizes = {}
-    for place, (other, mine) in enumerate(zip(saved, found, strict=False)):
-        if _is_size(mine, _SIZE) and _is_size(other, _SIZE):
-            words = other["parameters"].get(_SIZE, ""), mine["parameters"].get(_SIZE, "")
-            if words[0] != words[1] and all(word.isdecimal() and int(word) for word in words):
-                sizes[place] = int(words[0]), int(words[1])
-    return sizes
-
-
-def _is_size(entry: Mapping[str, Any], name: str) -> bool:
-    return entry["class"] == _BATCHER and name == _SIZE
 
 
 def check_fingerprint(found: Any) -> None:
