@@ -18,6 +18,7 @@ from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
+from torchdata.dataloader2.state.identity import require_same_settings
 from torchdata.dataloader2.state.layout import (
     CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
@@ -32,6 +33,7 @@ from torchdata.dataloader2.state.layout import (
     checksums,
     unpack_randomness,
 )
+from torchdata.datapipes._pipe.graph.fingerprint import fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.state import replays
@@ -193,7 +195,10 @@ class StateKeeper:
                 "make the loader by DataLoader2.from_state(state, reading_service) if that is meant",
                 stacklevel=3,
             )
-        return Snapshot(datapipe)
+        snapshot = Snapshot(datapipe)
+        if pipeline.adapters and strict and PIPELINE_KEY_NAME in state and not _is_between_epochs(state):
+            require_same_settings(state[PIPELINE_KEY_NAME], fingerprint(pipeline.adapted(snapshot.copy())))
+        return snapshot
 
     def set(self, state: Mapping[str, Any], randomness: Randomness | None, strict: bool, places: SavedPlaces) -> None:
         """Makes a loader that has not begun go on where a state was saved, which was checked."""

@@ -123,9 +123,10 @@ def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
     if divider._block != batched:
         what = f"{_name(batchers[0])} makes batches of {batched} items" if batchers else "nothing makes batches"
         raise ValueError(
-            f"the `ShardingFilter` deals out blocks of {divider._block}, and {what} behind it. Use the adapter "
-            f"ShardingPolicy(block={batched if batchers else None}), so that batches do not depend on the number of "
-            "workers"
+            f"the `ShardingFilter` deals out blocks of {divider._block}, and {what} after it, so the batches depend on "
+            "the number of workers. Use as many workers and ranks as before. The adapter "
+            f"ShardingPolicy(block={batched if batchers else None}) helps the next run: batches do not depend on the "
+            "number of workers in epochs that began with it"
         )
 
 

@@ -14,7 +14,7 @@ from torchdata.dataloader2.state.layout import checksum_of, fingerprint_in
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "require_same_settings"]
 
 #: A pipe of more bytes stands in a state only if that is asked for.
 _LARGE = 1 << 20
@@ -82,14 +82,26 @@ class Identity:
         """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
-        saved = fingerprint_in(outline)
-        other = difference(saved, self._fingerprint, "this loader", between_epochs=True)
+        other = difference(fingerprint_in(outline), self._fingerprint, "this loader", between_epochs=True)
         if other:
             raise ValueError(
                 f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "
                 "strict=False if the difference does not matter"
             )
-        other = "" if between_epochs else difference(saved, self._fingerprint, "this loader")
+        if not between_epochs:
+            require_same_settings(outline, self._fingerprint)
+
+
+def require_same_settings(outline: Any, found: Fingerprint) -> None:
+    """Raises ValueError if a pipeline differs from that of a state in nothing but what cannot change inside an epoch.
+
+    Args:
+        outline: what a state that was saved inside an epoch says of its pipeline.
+        found: the fingerprint of the pipeline that is to resume.
+    """
+    saved = fingerprint_in(outline)
+    if not difference(saved, found, "this loader", between_epochs=True):
+        other = difference(saved, found, "this loader")
         if other:
             raise ValueError(
                 f"this state was saved inside an epoch, in which the pipeline cannot change: {other}. Load the state "

@@ -29,8 +29,8 @@ Fingerprint = list[dict[str, Any]]
 #: Longest text of a parameter.
 _LONGEST = 200
 
-#: By class, the parameters that may change between two epochs.
-_MAY_CHANGE = {"torchdata.datapipes.iter.Batcher": frozenset({"batch_size"})}
+#: The class and the argument that may change between two epochs, as settings of adapters may.
+_BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
 #: Arguments that a loader sets anew, or that change nothing of what is yielded.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
@@ -75,12 +75,16 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
             return f"{where} is {names[0]} in the state and {names[1]} in {here}"
         if other["reads"] != mine["reads"]:
             return f"{where}, {short_name(mine)}, reads other pipes"
-        free = _MAY_CHANGE.get(mine["class"], frozenset()) if between_epochs else ()
         for name, words in mine["parameters"].items():
             was = other["parameters"].get(name, words)
-            if was != words and name not in free:
+            if was != words and not (between_epochs and _may_change(mine, name)):
                 return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
     return ""
+
+
+def _may_change(entry: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter may change between two epochs: a setting, whose name holds a dot, or the size of batches."""
+    return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def check_fingerprint(found: Any) -> None:
@@ -115,12 +119,13 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
         # Arguments that change the speed, and not the items, may differ when a state is loaded. A class lists them in
         # `tuning`.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
-        found = _arguments[kind] = [(name, (name, f"_{name}")) for name in names if name not in tuning]
+        found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
+        _arguments[kind] = found
     return found
 
 
 def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
-    """The attributes that stand for arguments of the constructor, in words."""
+    """The attributes that stand for arguments of the constructor and for settings, in words."""
     kind, attributes = type(pipe), vars(pipe)
     own = kind.__module__.partition(".")[0] == "torchdata"
     iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
@@ -130,6 +135,8 @@ def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
         if _holds_pipes(value) or name in iterating or (begun and not own and not inspect.isroutine(value)):
             continue
         found[name] = _without_secrets(name, value)[:_LONGEST]
+    for name, attribute in getattr(kind, "set_by_adapters", {}).items():
+        found[name] = _words(getattr(pipe, attribute))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division, given_from
@@ -62,6 +62,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         >>> list(shard)
         [1, 3]
     """
+
+    #: What the adapter `ShardingPolicy` sets.
+    set_by_adapters: ClassVar[dict[str, str]] = {
+        "ShardingPolicy.block": "_block",
+        "ShardingPolicy.enable": "_sharding_enabled",
+    }
 
     _taken: int = state(0)  # items of the source that were taken when the current iterator was made
     _yielded_before: int = state(0, saved=False)  # items that were passed on by then
