@@ -43,7 +43,7 @@ from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_finge
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.graph.torch import yielded_so_far
-from torchdata.datapipes._pipe.state.declared import random_state, state
+from torchdata.datapipes._pipe.state.declared import DERIVED, random_state, state
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, hooks_of
 from torchdata.datapipes._pipe.state.iteration import (
@@ -77,6 +77,7 @@ __all__ = [
     "is_one_to_one",
     "is_restorable",
     "iterate",
+    "keeps_nothing",
     "load_generators",
     "load_state",
     "random_state",
@@ -360,6 +361,17 @@ def is_one_to_one(datapipe: Any) -> bool:
         return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
 
     return bool(getattr(datapipe, "one_to_one", False)) and depth("one_to_one") <= depth("__iter__")
+
+
+def keeps_nothing(datapipe: Any) -> bool:
+    """Whether a pipe holds nothing of its source between two items, neither items that it has read nor parts of one.
+
+    A class that writes its own `state_dict` does so because it holds something.
+    """
+    if is_one_to_one(datapipe):
+        return True
+    kind = type(datapipe)
+    return getattr(kind, "iteration_state", None) == () and kind.state_dict is DERIVED["state_dict"]
 
 
 def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:

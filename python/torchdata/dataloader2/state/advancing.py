@@ -24,8 +24,8 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     STATE_VERSION,
     entry_at,
-    is_one_to_one,
     is_restorable,
+    keeps_nothing,
     load_state,
     save_state,
     standing_still,
@@ -110,8 +110,7 @@ def _hands_on(pipe: Any) -> bool:
     """Whether a pipe makes each item of one item of its source, or of several, in order, and holds whole ones alone."""
     if type(pipe) is ShardingFilter or type(pipe) in HOLDING:
         return True
-    keeps_nothing = is_one_to_one(pipe) or getattr(type(pipe), "iteration_state", None) == ()
-    return keeps_nothing and reads_per_item(pipe) is not None
+    return keeps_nothing(pipe) and reads_per_item(pipe) is not None
 
 
 def _batch_of(pipe: Any) -> int:
