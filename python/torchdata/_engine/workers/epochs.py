@@ -196,7 +196,7 @@ class Children:
             self._await_snapshots()
 
     def _await_snapshots(self) -> None:
-        """Waits until each worker has begun the epoch with a snapshot, and replaces workers that exit or hang meanwhile.
+        """Waits until each worker has begun the epoch with a snapshot, and replaces those that exit or hang.
 
         Without `on_timeout="restart"` the wait ends after the timeout, and the next read raises.
         """
