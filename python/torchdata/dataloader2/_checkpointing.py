@@ -18,6 +18,7 @@ from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
+from torchdata.dataloader2.state.identity import require_same_settings
 from torchdata.dataloader2.state.layout import (
     CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
@@ -32,6 +33,7 @@ from torchdata.dataloader2.state.layout import (
     checksums,
     unpack_randomness,
 )
+from torchdata.datapipes._pipe.graph.fingerprint import fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.state import replays
@@ -177,7 +179,8 @@ class StateKeeper:
         if pipeline.datapipe is not None and PIPELINE_KEY_NAME in state:
             pipeline.require_pipe()
             pipeline.note_identity()
-            pipeline.identity.compare(state[PIPELINE_KEY_NAME], strict)
+            if strict:
+                pipeline.identity.compare(state[PIPELINE_KEY_NAME], between_epochs=_is_between_epochs(state))
             return None
         if not allow_pickle:
             raise ValueError(
@@ -192,7 +195,10 @@ class StateKeeper:
                 "make the loader by DataLoader2.from_state(state, reading_service) if that is meant",
                 stacklevel=3,
             )
-        return Snapshot(datapipe)
+        snapshot = Snapshot(datapipe)
+        if pipeline.adapters and strict and PIPELINE_KEY_NAME in state and not _is_between_epochs(state):
+            require_same_settings(state[PIPELINE_KEY_NAME], fingerprint(pipeline.adapted(snapshot.copy())))
+        return snapshot
 
     def set(self, state: Mapping[str, Any], randomness: Randomness | None, strict: bool, places: SavedPlaces) -> None:
         """Makes a loader that has not begun go on where a state was saved, which was checked."""
@@ -214,6 +220,12 @@ def _difference(own: Any, loaded: Any) -> str:
         if mine != other:
             return f"pipe {place + 1} from the source on is {other or 'missing'} where this loader has {mine or 'none'}"
     return ""
+
+
+def _is_between_epochs(state: Mapping[str, Any]) -> bool:
+    """Whether no item of a state's epoch is made again or passed over."""
+    place = state.get(ITERATION_STATE_KEY_NAME)
+    return place is None or (place["ended"] and place["workers"] is None)
 
 
 def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:

@@ -85,16 +85,21 @@ class Pipeline:
         """
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
-            for adapter in self.adapters:
-                changed = adapter(datapipe)
-                if not is_pipe(changed):
-                    raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {changed!r}")
-                datapipe = changed
+            datapipe = self.adapted(datapipe)
             snapshot = Snapshot(datapipe)
         self.datapipe = datapipe
         self.name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
         self.snapshot = snapshot
         self.identity = Identity(snapshot, self._serialize)
+
+    def adapted(self, datapipe: Any) -> Any:
+        """A graph after the adapters, which may change it in place."""
+        for adapter in self.adapters or ():
+            changed = adapter(datapipe)
+            if not is_pipe(changed):
+                raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {changed!r}")
+            datapipe = changed
+        return datapipe
 
     @property
     def contract(self) -> ReadingServiceInterface:

@@ -397,7 +397,9 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         The loader's own pipe is read, if it has one, which must be made of the same pipes, functions and parameters,
         and read data of the same kind and length; else that of the state, to which the loader's adapters are applied.
-        An iterator that was made but not asked for an item yet goes on as one of the loaded loader.
+        An iterator that was made but not asked for an item yet goes on as one of the loaded loader. The size of
+        batches and the settings of the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved
+        between two epochs.
 
         States of earlier releases bring their own pipe, and a UserWarning tells if that is made of other pipes.
 

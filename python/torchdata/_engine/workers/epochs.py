@@ -189,10 +189,34 @@ class Children:
                 start,
             )
             self._send(index, "epoch", *command, to=processes[index])
-        while announced:
-            collector.await_snapshots(self.dispatches)
-            if restarts is None or not self._check_alive():
-                break
+        if announced:
+            self._await_snapshots()
+
+    def _await_snapshots(self) -> None:
+        """Waits until each worker has begun the epoch with a snapshot, and replaces those that exit or hang.
+
+        Without `on_timeout="restart"` the wait ends after the timeout, and the next read raises.
+        """
+        hangs = None if self._restarts is None else self._restarts.hangs
+        began = time.monotonic()
+        while True:
+            called = time.monotonic()
+            self.collector.await_snapshots(self.dispatches)
+            if self._restarts is None:
+                return
+            if self._check_alive():
+                began = time.monotonic()
+                continue
+            if hangs is None or time.monotonic() - called < hangs.seconds:
+                return  # the snapshots have come, or the loader is shut down
+            for worker in self._without_snapshot():
+                hangs.look(worker, time.monotonic() - began, hangs.seconds)
+
+    def _without_snapshot(self) -> list[int]:
+        """Workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has sent none."""
+        found = self.collector.places()
+        missing = [] if found is None else [worker for worker, (_, kept) in enumerate(found[0]) if kept is None]
+        return missing or [0]
 
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
         """The epoch that is over, and where each child would go on in it."""

@@ -27,7 +27,7 @@ from torchdata.dataloader2.state.layout import (
     naming,
     unpack_randomness,
 )
-from torchdata.dataloader2.state.places import check_base, check_offset, check_place, check_processes
+from torchdata.dataloader2.state.places import check_base, check_place, check_processes
 from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
@@ -234,7 +234,6 @@ def _check_base(content: dict[str, Any], base: Any) -> None:
         taken = content.get("taken")
         if type(taken) is not int or taken < 0 or "entries" not in content:
             raise ValueError(f"the division had taken {taken!r} items")
-        check_offset(content)
     elif "under" not in content:
         raise ValueError("what is dealt anew has no beginning")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
 from torchdata.dataloader2.state.layout import checksum_of, fingerprint_in
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint, resized
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "require_same_settings"]
 
 #: A pipe of more bytes stands in a state only if that is asked for.
 _LARGE = 1 << 20
@@ -73,17 +73,38 @@ class Identity:
             wanted = len(pickled) <= _LARGE
         return pickled if wanted else None
 
-    def resized(self, saved: Fingerprint) -> dict[int, tuple[int, int]]:
-        """The batchers that have another size than in a state, by their places: the old size and the new one."""
-        return {} if self._fingerprint is None else resized(saved, self._fingerprint)
+    def compare(self, outline: Any, *, between_epochs: bool) -> None:
+        """Raises ValueError if a state is of another pipeline.
 
-    def compare(self, outline: Any, strict: bool) -> None:
-        """Raises ValueError if a state is of another pipeline, unless nobody minds."""
+        Args:
+            outline: what the state says of its pipeline.
+            between_epochs: whether no item of an epoch was given when the state was saved.
+        """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
-        other = difference(fingerprint_in(outline), self._fingerprint, "this loader") if strict else ""
+        other = difference(fingerprint_in(outline), self._fingerprint, "this loader", between_epochs=True)
         if other:
             raise ValueError(
                 f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "
                 "strict=False if the difference does not matter"
+            )
+        if not between_epochs:
+            require_same_settings(outline, self._fingerprint)
+
+
+def require_same_settings(outline: Any, found: Fingerprint) -> None:
+    """Raises ValueError if a pipeline differs from that of a state in nothing but what cannot change inside an epoch.
+
+    Args:
+        outline: what a state that was saved inside an epoch says of its pipeline.
+        found: the fingerprint of the pipeline that is to resume.
+    """
+    saved = fingerprint_in(outline)
+    if not difference(saved, found, "this loader", between_epochs=True):
+        other = difference(saved, found, "this loader")
+        if other:
+            raise ValueError(
+                f"this state was saved inside an epoch, in which the pipeline cannot change: {other}. Load the state "
+                "with the value that it was saved with. Only a state that was saved between two epochs can be loaded "
+                "with another value"
             )

@@ -10,7 +10,7 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
@@ -41,6 +41,9 @@ class Shuffler(IterDataPipe[T_co]):
         >>> sorted(SequenceWrapper(range(5)).shuffle().set_seed(0))
         [0, 1, 2, 3, 4]
     """
+
+    #: What the adapter `Shuffle` sets.
+    set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
