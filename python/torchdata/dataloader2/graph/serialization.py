@@ -1,9 +1,10 @@
 """Copies of pipe graphs and reading services, and their bytes for the state of a loader.
 
-Role: the one place that pickles what the user built. Runs in the main process when a loader is made or saved.
+Role: the one module that copies and pickles what the user built. Runs in the main process when a loader is made, when a
+state is loaded into it, and when its state is saved.
 
-Plain pickle comes first, because it is fastest. A graph that it cannot take (lambdas, local classes) is copied with
-`copy.deepcopy`, which shares functions, and is turned into bytes with cloudpickle.
+A loader copies the pipes of a graph, and not the data in them: see `duplicate`. Pickling is left to `serialize`, which
+is called only when a state is to hold the pipeline.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._redacting import HIDDEN, is_private, shown
+from torchdata.dataloader2.graph.copying import duplicate
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 
 class Snapshot:
-    """An object as it was at one moment, of which any number of copies can be made later.
+    """A graph or a service as it was at one moment, of which any number of copies can be made later.
 
     Args:
         obj: a pipe, a reading service or None.
@@ -44,40 +46,38 @@ class Snapshot:
     """
 
     def __init__(self, obj: Any) -> None:
-        self._pickled: bytes | None = None
-        self._kept: Any = None
-        try:
-            self._pickled = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
-            if is_of_handler(error):
-                raise
-            self._kept = _deep_copy(obj)
+        self._kept = clone(obj)
 
     def copy(self) -> Any:
         """A new object like the one that the snapshot was made of."""
-        if self._pickled is not None:
-            try:
-                return pickle.loads(self._pickled)
-            except Exception as error:
-                raise TypeError(
-                    f"an object that the loader has to copy was pickled, but cannot be unpickled: {error}; see to it "
-                    "that its __reduce__ and __setstate__ fit its __getstate__"
-                ) from error
-        return _deep_copy(self._kept)
+        return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """The object as bytes, for `deserialize_datapipe`."""
-        return self._pickled if self._pickled is not None else _cloudpickled(self._kept)
+        """The object as bytes, for `deserialize_datapipe`, by pickle if it can, else by cloudpickle (lambdas, local
+        classes)."""
+        try:
+            return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+            if is_of_handler(error):
+                raise
+            return _cloudpickled(self._kept)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Snapshot:
+        return self  # nothing changes it
 
 
 def clone(obj: T) -> T:
-    """A deep copy of a pipe with all its sources, or of a reading service.
+    """A copy of a pipe with all the pipes that it reads from, over the same data; or a copy of a reading service.
 
     Raises:
         TypeError: it cannot be copied; the message names the pipe and the attribute that is at fault.
     """
-    result: T = Snapshot(obj).copy()
-    return result
+    try:
+        return duplicate(obj)
+    except Exception as error:
+        if is_of_handler(error):
+            raise
+        raise TypeError(_why_not(obj, "copied", duplicate, error)) from error
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
@@ -111,6 +111,9 @@ class _DataPipeSerializationWrapper:
     def __setstate__(self, state: bytes) -> None:
         self._datapipe = deserialize_datapipe(state)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # without the pickle
+
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
 
@@ -141,13 +144,6 @@ def attach_wrapper(datapipe: Any) -> Any:
 def extract_wrapper(datapipe: Any) -> Any:
     """The pipe in such a wrapper; anything else as it is."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
-
-
-def _deep_copy(obj: Any) -> Any:
-    try:
-        return copy.deepcopy(obj)
-    except Exception as error:
-        raise TypeError(_why_not(obj, "copied", copy.deepcopy, error)) from error
 
 
 def _cloudpickled(obj: Any) -> bytes:

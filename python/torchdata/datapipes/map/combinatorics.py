@@ -42,6 +42,7 @@ class Shuffler(IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
+    data_attributes = frozenset({"indices"})
     _shuffling: bool = state(True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
     _seed: int | None = state(lasts=True, copied=True)
@@ -139,6 +140,7 @@ class IndexSampler(IterDataPipe[T_co]):
         ['d', 'a', 'd']
     """
 
+    data_attributes = frozenset({"sampler"})
     #: The order of the running iteration, if the sampler knows its length.
     _order: Any = state(items=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)

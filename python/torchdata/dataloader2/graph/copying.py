@@ -1,0 +1,152 @@
+"""Copies of the pipes of a graph, over the same data.
+
+Role: decides what a copy shares with its original. Runs in the main process, in the thread that makes a loader or
+loads a state.
+
+A loader changes the graph that it reads: it shards it, seeds it and iterates it. So it reads a copy, and the graph of
+the user stays as it is. The data in the graph is not copied, because a copy costs memory and time, and because not
+every object survives it: some lose their contents, their views of one memory or their open files.
+
+| in an attribute of a pipe | the copy has |
+| --- | --- |
+| a pipe of the graph, and what refers to one (a list of pipes, a method of a pipe, an object with a pipe in it) | a copy |
+| a list, a dict or another container of the standard library, a random generator | a copy, over the same members |
+| an attribute that the pipe's class names in `data_attributes` | the same object, unless it refers to a pipe |
+| anything else: a data set, a function, an array, an open file | the same object |
+
+Containers are copied because pipes keep the items of a running iteration in them.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
+
+from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._importing import loaded
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
+
+__all__ = ["duplicate"]
+
+T = TypeVar("T")
+
+#: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
+_CONTAINERS = frozenset(
+    {list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter}
+)
+
+
+def duplicate(obj: T) -> T:
+    """A copy of a pipe and of all pipes that it reads from, over the same data; a deep copy of anything else.
+
+    Each pipe is copied by `copy.deepcopy`, so `__deepcopy__`, `__reduce_ex__` and `__getstate__` of its class apply.
+    """
+    if not is_pipe(obj):
+        return copy.deepcopy(obj)
+    graph = Graph(obj)
+    sharing = _Sharing(graph)
+    for pipe in graph:
+        sharing.pin_attributes(pipe)
+    for pipe in graph:  # sources first, so that a long chain needs no deep recursion
+        end = copy.deepcopy(pipe, sharing.memo)
+    result: T = end
+    return result
+
+
+class _Sharing:
+    """What the copy of a graph shares with the graph.
+
+    Args:
+        graph: the graph.
+
+    Attributes:
+        memo: the memo for `copy.deepcopy`: by the id of an object, what the copy has in its place.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.memo: dict[int, Any] = {}
+        self._pipes = set(map(id, graph))
+        self._generators = _generator_types()
+        self._left = 0
+
+    def pin_attributes(self, pipe: Any) -> None:
+        """Enters into the memo what a copy of the pipe shares with it."""
+        data = getattr(type(pipe), "data_attributes", ())
+        for name, value in list(vars(pipe).items()):
+            if name in data and not self._refers(value):
+                self.memo[id(value)] = value
+            else:
+                self._left = LARGEST_STRUCTURE
+                self._pin(value)
+
+    def _pin(self, value: Any) -> None:
+        kind: Any = type(value)
+        if id(value) in self.memo or id(value) in self._pipes:
+            return
+        if kind in _CONTAINERS:
+            if len(value) > self._left:  # data, as in the search for pipes
+                self.memo[id(value)] = copy.copy(value)
+                return
+            self._left -= len(value)
+        elif isinstance(value, self._generators):
+            self.memo[id(value)] = _copied(value)
+            return
+        elif not self._refers(value):
+            if kind.__module__.partition(".")[0] != "torchdata":  # classes of this package define how they are copied
+                self.memo[id(value)] = value
+            return
+        for part in _parts(value):
+            self._pin(part)
+
+    def _refers(self, value: Any, levels: int = 2) -> bool:
+        """Whether an object refers to a pipe of the graph.
+
+        Args:
+            value: the object.
+            levels: how many objects the search opens, one in the other. Containers do not count.
+        """
+        if id(value) in self._pipes:
+            return True
+        if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            return any(id(pipe) in self._pipes for pipe in pipes_in(value))
+        return levels > 0 and any(self._refers(part, levels - 1) for part in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """The objects to which a container, a bound method, a partial function or an instance of a class refers."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, (type, FunctionType, ModuleType)):
+        return []
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.values()) if type(attributes) is dict else []
+
+
+def _generator_types() -> tuple[type, ...]:
+    """The types of random generators of the libraries that are loaded."""
+    types: list[type] = [random.Random]
+    if (numpy_random := loaded("numpy.random")) is not None:
+        types += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
+    if (torch := loaded("torch")) is not None:
+        types.append(torch.Generator)
+    return tuple(types)
+
+
+def _copied(generator: Any) -> Any:
+    try:
+        return copy.deepcopy(generator)
+    except Exception as error:  # one of the system, or of a device
+        if is_of_handler(error):
+            raise
+        return generator
