@@ -380,12 +380,13 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         Args:
             items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
-            with_pipe: whether the pipe itself stands in the state, as `from_state` needs it; `load_state_dict` of a
-                loader that has the pipe does not. None: if it has at most 1 MiB.
+            with_pipe: whether the state holds the pipe itself. `from_state` needs the pipe; `load_state_dict` of a
+                loader that has the pipe does not. None: if the pipe can be pickled, to at most 1 MiB.
 
         Raises:
             RuntimeError: the loader has no pipe.
-            TypeError: the pipe does not pickle, and the message names the attribute at fault; or it is none.
+            TypeError: `with_pipe` is True, and the pipe cannot be pickled: the message names the attribute at fault.
+                Or the loader reads something that is not a pipe.
             ValueError: so many items were not given in this epoch.
         """
         ago = number_of_items("items_ago", items_ago)

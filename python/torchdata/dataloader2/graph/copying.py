@@ -3,18 +3,17 @@
 Role: decides what a copy shares with its original. Runs in the main process, in the thread that makes a loader or
 loads a state.
 
-A loader changes the graph that it reads: it shards it, seeds it and iterates it. So it reads a copy, and the graph of
+A loader changes the graph that it reads: it shards, seeds and iterates the pipes. So it reads a copy, and the graph of
 the user stays as it is. The data in the graph is not copied, because a copy costs memory and time, and because not
 every object survives it: some lose their contents, their views of one memory or their open files.
 
-| in an attribute of a pipe | the copy has |
-| --- | --- |
-| a pipe of the graph, and what refers to one (a list of pipes, a method of a pipe, an object with a pipe in it) | a copy |
-| a list, a dict or another container of the standard library, a random generator | a copy, over the same members |
-| an attribute that the pipe's class names in `data_attributes` | the same object, unless it refers to a pipe |
-| anything else: a data set, a function, an array, an open file | the same object |
-
-Containers are copied because pipes keep the items of a running iteration in them.
+- A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
+  instance with a pipe in an attribute.
+- A list, a dict or another container of the standard library is copied, over the same members, because pipes keep the
+  items of an iteration in containers. Containers in it are copied, too, up to `LARGEST_STRUCTURE` members in all.
+- A random generator is copied.
+- The copy has the same object for everything else: a data set, a function, an array, an open file. So it has for the
+  attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -31,14 +31,12 @@ from torchdata._importing import loaded
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
 
-__all__ = ["duplicate"]
+__all__ = ["attribute_copier", "duplicate"]
 
 T = TypeVar("T")
 
 #: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
-_CONTAINERS = frozenset(
-    {list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter}
-)
+_CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
 
 def duplicate(obj: T) -> T:
@@ -56,6 +54,20 @@ def duplicate(obj: T) -> T:
         end = copy.deepcopy(pipe, sharing.memo)
     result: T = end
     return result
+
+
+def attribute_copier(obj: Any) -> Callable[[Any], Any]:
+    """A function that copies the value of one attribute as `duplicate` does."""
+    if not is_pipe(obj):
+        return copy.deepcopy
+    graph = Graph(obj)
+
+    def copied(value: Any) -> Any:
+        sharing = _Sharing(graph)
+        sharing.pin(value)
+        return copy.deepcopy(value, sharing.memo)
+
+    return copied
 
 
 class _Sharing:
@@ -81,8 +93,12 @@ class _Sharing:
             if name in data and not self._refers(value):
                 self.memo[id(value)] = value
             else:
-                self._left = LARGEST_STRUCTURE
-                self._pin(value)
+                self.pin(value)
+
+    def pin(self, value: Any) -> None:
+        """Enters into the memo what a copy of the value of one attribute shares with it."""
+        self._left = LARGEST_STRUCTURE
+        self._pin(value)
 
     def _pin(self, value: Any) -> None:
         kind: Any = type(value)

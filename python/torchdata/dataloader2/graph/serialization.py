@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
-from torchdata.dataloader2.graph.copying import duplicate
+from torchdata.dataloader2.graph.copying import attribute_copier, duplicate
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
@@ -33,6 +34,15 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_WHY_COPIED = (
+    "The loader works on a copy of each pipe and of the reading service: make such objects in `reset` or `__iter__` "
+    "(in a service: in `initialize`), or leave them out in `__getstate__`."
+)
+_WHY_PICKLED = (
+    "Only a state that holds the pipeline needs this: save the state with with_pipe=False, or leave such objects out in "
+    "`__getstate__`."
+)
 
 
 class Snapshot:
@@ -62,8 +72,58 @@ class Snapshot:
                 raise
             return _cloudpickled(self._kept)
 
+    def fits(self, most: int) -> bool:
+        """Whether the object can be pickled, and has at most this many bytes then. No more than these are made."""
+        try:
+            return _fits(pickle.Pickler, self._kept, most)
+        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+            if is_of_handler(error):
+                raise
+        import cloudpickle
+
+        try:
+            return _fits(cloudpickle.Pickler, self._kept, most)
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            return False
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Snapshot:
         return self  # nothing changes it
+
+
+class _TooLargeError(Exception):
+    """A pickle has more bytes than there may be."""
+
+
+class _Limited:
+    """A file that counts the bytes written to it, and keeps none."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def write(self, data: Any) -> int:
+        """Raises `_TooLargeError` if too many bytes were written."""
+        self.left -= len(data)
+        if self.left < 0:
+            raise _TooLargeError
+        return len(data)
+
+
+def _fits(base: Any, obj: Any, most: int) -> bool:
+    file, torch = _Limited(most), loaded("torch")
+
+    class Measuring(base):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
+                raise _TooLargeError  # before torch copies the tensor
+            return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
+
+    try:
+        Measuring(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+    except _TooLargeError:
+        return False
+    return True
 
 
 def clone(obj: T) -> T:
@@ -77,7 +137,7 @@ def clone(obj: T) -> T:
     except Exception as error:
         if is_of_handler(error):
             raise
-        raise TypeError(_why_not(obj, "copied", duplicate, error)) from error
+        raise TypeError(f"{_why_not(obj, 'copied', attribute_copier(obj), error)}. {_WHY_COPIED}") from error
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
@@ -153,7 +213,7 @@ def _cloudpickled(obj: Any) -> bytes:
         pickled: bytes = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         return pickled
     except Exception as error:
-        raise TypeError(_why_not(obj, "pickled", cloudpickle.dumps, error)) from error
+        raise TypeError(f"{_why_not(obj, 'pickled', cloudpickle.dumps, error)}. {_WHY_PICKLED}") from error
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
@@ -169,9 +229,7 @@ def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
             except Exception:
                 return (
                     f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(name, value)}, "
-                    f"which fails with {reason}. The loader works on a copy of the pipeline and of the reading "
-                    "service: make such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave "
-                    "them out in `__getstate__`."
+                    f"which fails with {reason}"
                 )
     return f"{type(obj).__name__} cannot be {what}: {reason}"
 
