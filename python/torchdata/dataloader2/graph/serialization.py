@@ -40,7 +40,7 @@ _WHY_COPIED = (
     "(in a service: in `initialize`), or leave them out in `__getstate__`."
 )
 _WHY_PICKLED = (
-    "Only a state that holds the pipeline needs this: save the state with with_pipe=False, or leave such objects out in "
+    "Only a state that holds the pipeline needs this: save it with with_pipe=False, or leave such objects out in "
     "`__getstate__`."
 )
 
