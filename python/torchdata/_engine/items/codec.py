@@ -39,10 +39,10 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     try:
         return dumps_by(pickle.Pickler, obj)
     except Exception:
-        import cloudpickle
+        from torchdata._by_value import ByValuePickler
 
         try:
-            return dumps_by(cloudpickle.Pickler, obj)
+            return dumps_by(ByValuePickler, obj)
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))

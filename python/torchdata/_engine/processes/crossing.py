@@ -307,7 +307,7 @@ def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
 
 def why_unpicklable(pipes: list[Any], start_method: str) -> str:
     """A sentence that names the attribute that keeps the graph from being pickled, and what to do."""
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     remedy = (
         "make it picklable (open files, locks and connections are best opened inside `__iter__`, or left out by "
@@ -318,7 +318,7 @@ def why_unpicklable(pipes: list[Any], start_method: str) -> str:
             if any(value is other for other in pipes):
                 continue
             try:
-                cloudpickle.dumps(value)
+                dumps(value)
             except Exception as error:
                 return (
                     f"attribute {name!r} of the pipe {type(pipe).__name__} cannot be pickled, which start method "

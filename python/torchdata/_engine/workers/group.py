@@ -261,6 +261,6 @@ def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
         except Exception as error:
             if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
                 raise
-    import cloudpickle
+    from torchdata._by_value import ByValuePickler
 
-    return dumps_by(cloudpickle.Pickler, obj, _LEAST_BUFFER)[:2]
+    return dumps_by(ByValuePickler, obj, _LEAST_BUFFER)[:2]

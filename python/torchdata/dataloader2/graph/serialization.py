@@ -79,10 +79,10 @@ class Snapshot:
         except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
             if is_of_handler(error):
                 raise
-        import cloudpickle
+        from torchdata._by_value import ByValuePickler
 
         try:
-            return _fits(cloudpickle.Pickler, self._kept, most)
+            return _fits(ByValuePickler, self._kept, most)
         except Exception as error:
             if is_of_handler(error):
                 raise
@@ -207,13 +207,12 @@ def extract_wrapper(datapipe: Any) -> Any:
 
 
 def _cloudpickled(obj: Any) -> bytes:
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     try:
-        pickled: bytes = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        return pickled
+        return dumps(obj)
     except Exception as error:
-        raise TypeError(f"{_why_not(obj, 'pickled', cloudpickle.dumps, error)}. {_WHY_PICKLED}") from error
+        raise TypeError(f"{_why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
