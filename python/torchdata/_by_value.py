@@ -60,8 +60,8 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
         name = type(obj).__qualname__
         raise pickle.PicklingError(
             f"an object of class {name} would arrive without its values {', '.join(lost)}: the class was made at run "
-            f"time, and {_way_of(type(obj)).__qualname__}, which defines how the object is pickled, leaves these values "
-            f"out. Yield the values in a dict or a tuple, or define `__reduce__` in {name}"
+            f"time, and {_way_of(type(obj)).__qualname__}, which defines how the object is pickled, leaves them out. "
+            f"Put the values into a dict or a tuple, or define `__reduce__` in {name}"
         )
     faithful.add(names)
 
@@ -75,8 +75,8 @@ def _way_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """The names of values that the class which defines how the object is pickled may not know.
 
-    These are the values in `__slots__` of classes derived from it; and if it is written in C, all in `__dict__`. A class
-    written in Python that leaves out some of `__dict__` does so on purpose.
+    These are the values in `__slots__` of classes derived from it; and if it is written in C, all in `__dict__`. A
+    class written in Python that leaves out some of `__dict__` does so on purpose.
     """
     cls = type(obj)
     way = _way_of(cls)
