@@ -70,7 +70,9 @@ class DataLoader2(Finalized, Generic[T_co]):
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
     `DataLoader2[Any]` of any other object, and if adapters are functions, which may change the items.
 
-    The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
+    The loader works on copies of the pipes and of the service, so both can be used again elsewhere. The data in the
+    pipes is not copied: in the main process items come from the objects that the pipes were made of, and forked workers
+    inherit these. Only the start methods "spawn" and "forkserver" pickle them, once for all workers. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
     epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
     `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.

@@ -75,10 +75,15 @@ def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryvie
 def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryview], list[Span]]:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    callback: Any = buffers.append if least is not None else None
-    if least:
-        callback = lambda buffer: len(buffer.raw()) < least or buffers.append(buffer)  # noqa: E731
-    pickling = base(file, protocol=5, buffer_callback=callback)
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        is_small = least is not None and len(buffer.raw()) < least
+        if not is_small:
+            buffers.append(buffer)
+        return is_small
+
+    callback = stays if least else buffers.append
+    pickling = base(file, protocol=5, buffer_callback=None if least is None else callback)
     table = _tables.take(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
@@ -94,7 +99,7 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
     return pickled, parts, spans
 
 
-def loads(pickled: bytes, buffers: list[Any]) -> Any:
+def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
     """The counterpart of `pickled_parts`."""
     if memoryview(pickled)[:1] != _WITH_TENSORS:
         return pickle.loads(pickled, buffers=buffers)

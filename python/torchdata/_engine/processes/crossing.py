@@ -192,8 +192,8 @@ class SharedPickle:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            places = []
-            for part in (pickled, *buffers):
+            places, parts = [], [memoryview(pickled), *buffers]
+            for part in parts:
                 file.write(b"\0" * (-file.tell() % _ALIGNMENT))
                 places.append((file.tell(), file.tell() + len(part)))
                 file.write(part)

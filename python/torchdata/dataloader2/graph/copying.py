@@ -63,7 +63,7 @@ def duplicate(obj: T) -> T:
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
     """What `copy.deepcopy` makes of a pipe; in a third of the time if its class does not define how it is copied."""
-    cls = type(pipe)
+    cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)
     reduced = pipe.__reduce_ex__(4)

@@ -88,9 +88,6 @@ class Snapshot:
                 raise
             return False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Snapshot:
-        return self  # nothing changes it
-
 
 class _TooLargeError(Exception):
     """A pickle has more bytes than there may be."""
