@@ -78,7 +78,7 @@ class StateKeeper:
 
         Args:
             items_ago: as of how many items ago.
-            with_pipe: whether the pipe itself stands in it; None: if it is small.
+            with_pipe: whether it holds the pipe itself; None: if the pipe is small and can be pickled.
             has_begun: whether an iterator was made since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run

@@ -69,7 +69,9 @@ class DataLoader2(Finalized, Generic[T_co]):
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
     `DataLoader2[Any]` of any other object, and if adapters are functions, which may change the items.
 
-    The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
+    The loader works on copies of the pipes and of the service, so both can be used again elsewhere. The data in the
+    pipes is not copied: in the main process items come from the objects that the pipes were made of, and forked workers
+    inherit these. Only the start methods "spawn" and "forkserver" pickle them, once for all workers. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
     epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
     `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
@@ -381,12 +383,13 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         Args:
             items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
-            with_pipe: whether the pipe itself stands in the state, as `from_state` needs it; `load_state_dict` of a
-                loader that has the pipe does not. None: if it has at most 1 MiB.
+            with_pipe: whether the state holds the pipe itself. `from_state` needs the pipe; `load_state_dict` of a
+                loader that has the pipe does not. None: if the pipe can be pickled, to at most 1 MiB.
 
         Raises:
             RuntimeError: the loader has no pipe.
-            TypeError: the pipe does not pickle, and the message names the attribute at fault; or it is none.
+            TypeError: `with_pipe` is True, and the pipe cannot be pickled: the message names the attribute at fault.
+                Or the loader reads something that is not a pipe.
             ValueError: so many items were not given in this epoch.
         """
         ago = number_of_items("items_ago", items_ago)

@@ -176,6 +176,9 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
+    #: Names of attributes that hold data of the user's: the copy that a loader makes of the pipe has the same objects.
+    #: Containers in other attributes are copied, with the same members.
+    data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.
     _derives_state: ClassVar[bool] = False
 

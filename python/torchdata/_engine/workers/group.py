@@ -9,12 +9,16 @@ its workers are called; the owner of the group commands them by `commanders`, an
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
+from typing import Any
 
 from torchdata._engine import snapshots
-from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
+from torchdata._engine.items.codec import dumps_by
+from torchdata._engine.processes.crossing import Handle, SharedPickle, warn_of_lacks
 from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
@@ -27,6 +31,9 @@ from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata._reporting import place_outside
 
 __all__ = ["Group", "default_budget"]
+
+#: Buffers of fewer bytes stay in the pickle of a program.
+_LEAST_BUFFER = 1024
 
 
 def default_budget() -> int:
@@ -230,8 +237,30 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(pickle_graph(program))
+        return SharedPickle(*_pickled(program))
     except Exception as error:
         if "inheritance" in str(error):
             return program  # pickled with each process, as such objects must be
         raise TypeError(program.why_unpicklable(start_method, error)) from error
+
+
+def _main_cannot_be_imported() -> bool:
+    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`)."""
+    main = sys.modules.get("__main__")
+    return getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
+
+
+def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes).
+
+    Returns the pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+    """
+    if not _main_cannot_be_imported():
+        try:
+            return dumps_by(pickle.Pickler, obj, _LEAST_BUFFER)[:2]
+        except Exception as error:
+            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
+                raise
+    from torchdata._by_value import ByValuePickler
+
+    return dumps_by(ByValuePickler, obj, _LEAST_BUFFER)[:2]

@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Identity", "require_same_settings"]
 
-#: A pipe of more bytes stands in a state only if that is asked for.
+#: A pipe of more bytes is part of a state only on request.
 _LARGE = 1 << 20
 
 
@@ -31,47 +31,49 @@ class Identity:
     def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes] = serialize_datapipe) -> None:
         self._snapshot, self._serialize = snapshot, serialize
         self._fingerprint: Fingerprint | None = None
+        self._in_words: str | None = None
+        self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        self._checksum = 0
-        self._outline: dict[str, Any] = {}
+        self._checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
         """Looks at the graph, as long as it is whole; only the first call does anything."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
-    def _find(self) -> bytes:
-        if self._pickled is None:
-            import json
-
-            pickled = self._serialize(self._snapshot)
-            self._checksum = checksum_of(pickled)
-            self._outline = {
-                "fingerprint": json.dumps(self._fingerprint, separators=(",", ":")),
-                "length": len(pickled),
-            }
-            self._pickled = pickled
-        return self._pickled
-
     @property
     def outline(self) -> dict[str, Any]:
-        """The part that a state holds: the fingerprint, and the number of the pipe's bytes. If a state does not hold
-        the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
-        self._find()
-        return dict(self._outline)
+        """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
+        If a state does not hold the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
+        if self._in_words is None:
+            import json
+
+            self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
+        return {"fingerprint": self._in_words, "length": 0 if self._pickled is None else len(self._pickled)}
 
     @property
-    def checksum(self) -> int:
-        """The checksum of the pipe as bytes."""
-        self._find()
+    def checksum(self) -> int | None:
+        """The checksum of the pipe as bytes, if it was pickled."""
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes; None if it is not wanted, or nobody says so and it is large."""
-        pickled = self._find()
+        """The pipe as bytes.
+
+        Args:
+            wanted: whether the bytes are wanted. With False this returns None; with None it does so for a pipe that has
+                too many bytes, or cannot be pickled.
+
+        Raises:
+            TypeError: the bytes are wanted, and the pipe cannot be pickled.
+        """
         if wanted is None:
-            wanted = len(pickled) <= _LARGE
-        return pickled if wanted else None
+            if self._is_small is None:
+                self._is_small = self._snapshot.fits(_LARGE)
+            wanted = self._is_small
+        if wanted and self._pickled is None:
+            pickled = self._serialize(self._snapshot)
+            self._checksum, self._pickled = checksum_of(pickled), pickled
+        return self._pickled if wanted else None
 
     def compare(self, outline: Any, *, between_epochs: bool) -> None:
         """Raises ValueError if a state is of another pipeline.

@@ -42,6 +42,7 @@ class Shuffler(IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
+    data_attributes = frozenset({"indices"})
     #: What the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
@@ -142,6 +143,7 @@ class IndexSampler(IterDataPipe[T_co]):
         ['d', 'a', 'd']
     """
 
+    data_attributes = frozenset({"sampler"})
     #: The order of the running iteration, if the sampler knows its length.
     _order: Any = state(items=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)

@@ -106,6 +106,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         ([3, 2, 1], [3, 2, 1])
     """
 
+    data_attributes = frozenset({"iterable"})
     iteration_state = ()
     seeks_by_count = True
     #: Whether an iterator was read in an earlier iteration, and whether it was said that one has nothing.
