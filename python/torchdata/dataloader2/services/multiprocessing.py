@@ -27,6 +27,7 @@ from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
     GraphProgram,
     WorkerInfo,
@@ -278,6 +279,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             timeout=self.timeout,
             full_stats=self._full_stats,
             survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
+            listener=Orders(),
         )
         number, changes, most = self.num_workers, 0, 0
         if self._steering is not None and self._steering.workers:

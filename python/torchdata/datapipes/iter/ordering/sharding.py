@@ -11,6 +11,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Any, TypeVar
 
+from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division, given_from
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -185,7 +186,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._yielded_before = token_of(self).yielded
         if self._taken < self._offset:
             source = islice(source, self._offset - self._taken, None)
-        return self._running.share_of(source, max(self._taken - self._offset, 0))
+        taken = max(self._taken - self._offset, 0)
+        witness = witnessing.current
+        if witness is None or not self._divides_among_workers() or not isinstance(self.source_datapipe, IterDataPipe):
+            return self._running.share_of(source, taken)
+        token = token_of(self.source_datapipe)
+        return self._running.share_of(source, taken, witness.watch(self, taken), lambda: token.finished)
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
