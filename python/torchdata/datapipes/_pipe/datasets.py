@@ -7,16 +7,40 @@ a pipe is built.
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["is_built_in", "is_generator_function", "is_indexed", "is_indexed_only", "splits_itself"]
+__all__ = [
+    "epoch_of",
+    "in_fixed_order",
+    "is_built_in",
+    "is_generator_function",
+    "is_indexed",
+    "is_indexed_only",
+    "splits_in_own_order",
+    "splits_itself",
+]
 
-#: Where a class is looked for, and what it is called, of data sets that yield a worker's share wherever torch says that
-#: they are in a worker.
+#: The module and the name of classes of data sets that yield a worker's share wherever torch says that they are in a
+#: worker, and that read the same order in each worker if they are not told.
 _SPLITTING = (("datasets.iterable_dataset", "IterableDataset"),)
+
+#: The same of those that read an order of their own in each worker, or whose workers make their shares together.
+_SPLITTING_IN_OWN_ORDER = (
+    ("litdata.streaming.combined", "CombinedStreamingDataset"),
+    ("litdata.streaming.dataset", "StreamingDataset"),
+    ("litdata.streaming.parallel", "ParallelStreamingDataset"),
+    ("streaming.base.dataset", "StreamingDataset"),
+)
+
+#: The stages of webdataset's pipelines that split, or make each worker draw other shards.
+_SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
+
+#: Types whose values have a `repr` that is the same in each process.
+_PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
 def _instance_of(value: Any, module: str, name: str) -> bool:
@@ -57,11 +81,14 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
 
-    That is so of Hugging Face's `IterableDataset` where torch is loaded, and taken to be so of what uses the name
-    `get_worker_info` in its class, or in its generator function.
+    That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming data sets of litdata and
+    mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
+    name `get_worker_info` in its class, or in its generator function.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return _instance_of(iterable, "torch.utils.data", "IterableDataset")
+    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline") or splits_in_own_order(iterable):
+        return splits_in_own_order(iterable)
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in (
@@ -71,6 +98,41 @@ def splits_itself(iterable: Any) -> bool:
         ):
             functions += vars(cls).values()
     return any(_mentions(function, "get_worker_info") for function in functions)
+
+
+def splits_in_own_order(iterable: Any) -> bool:
+    """Whether it is known of an iterable that it splits itself, and that all of it cannot be read in each worker.
+
+    Workers would read it in different orders, as webdataset shuffles without a seed, or wait for one another.
+    """
+    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+        stages = getattr(iterable, "pipeline", ())
+        return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
+    return any(_instance_of(iterable, module, name) for module, name in _SPLITTING_IN_OWN_ORDER)
+
+
+def epoch_of(dataset: Any) -> int | None:
+    """The epoch of a data set, or of a sampler, that has `set_epoch` and shows it; None of all others."""
+    if not callable(getattr(type(dataset), "set_epoch", None)):
+        return None
+    for name in ("epoch", "_epoch"):
+        try:
+            return operator.index(getattr(dataset, name, None))  # type: ignore[arg-type]
+        except Exception:  # whatever a property of the user's raises
+            continue
+    return None
+
+
+def in_fixed_order(members: set[Any] | frozenset[Any]) -> list[Any] | None:
+    """The members of a set in an order that is the same in each process; None if they have none."""
+    kinds = set(map(type, members))
+    if len(kinds) == 1 and not kinds.isdisjoint((str, bytes, int)):
+        return sorted(members)
+    return sorted(members, key=repr) if all(map(_is_plain, members)) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
 def _mentions(function: Any, name: str) -> bool:
