@@ -20,7 +20,7 @@ from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import certain_lengths, check_int
-from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
+from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, splits_itself
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
@@ -233,13 +233,18 @@ class _Linter:
             for source in self._upstream(pipe):
                 if _splits_itself(source):
                     kind = type(source.iterable).__name__
+                    loses = is_coordinated(source.iterable)
+                    wrong = "each of {} workers reads all of them and takes its share"
+                    if loses:
+                        wrong = "each of {} workers takes a share of a part, and some items are lost"
                     yield Finding(
                         "splits-itself",
                         f"{self._place(pipe)}: the {kind} in {self._place(source)} divides its items among workers by "
-                        f"itself, which it is kept from behind this filter, so each of {self.num_workers} workers "
-                        "reads all of them and takes its share; to have each read its own part alone, remove the "
-                        "filter, or with ranks make it `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
+                        f"itself, so behind this filter {wrong.format(self.num_workers)}; to have each read its own "
+                        "part alone, remove the filter, or with ranks make it "
+                        "`.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
                         pipe,
+                        loses,
                     )
 
     def _work_before_sharding(self) -> Iterator[Finding]:

@@ -17,19 +17,19 @@ __all__ = [
     "epoch_of",
     "in_fixed_order",
     "is_built_in",
+    "is_coordinated",
     "is_generator_function",
     "is_indexed",
     "is_indexed_only",
-    "splits_in_own_order",
+    "is_iterable_dataset",
+    "splits_among_ranks",
     "splits_itself",
 ]
 
 #: The module and the name of classes of data sets that yield a worker's share wherever torch says that they are in a
-#: worker, and that read the same order in each worker if they are not told.
-_SPLITTING = (("datasets.iterable_dataset", "IterableDataset"),)
-
-#: The same of those that read an order of their own in each worker, or whose workers make their shares together.
-_SPLITTING_IN_OWN_ORDER = (
+#: worker, if they are PyTorch's `IterableDataset`s.
+_SPLITTING = (
+    ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
     ("litdata.streaming.dataset", "StreamingDataset"),
     ("litdata.streaming.parallel", "ParallelStreamingDataset"),
@@ -59,13 +59,18 @@ def is_indexed(value: Any) -> bool:
         hasattr(kind, "__getitem__")
         and hasattr(kind, "__len__")
         and not isinstance(value, Mapping)
-        and not _instance_of(value, "torch.utils.data", "IterableDataset")
+        and not is_iterable_dataset(value)
     )
 
 
 def is_indexed_only(value: Any) -> bool:
     """Whether the value is such a data set and does not say how it is iterated over."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
+
+
+def is_iterable_dataset(value: Any) -> bool:
+    """Whether the value is one of PyTorch's `IterableDataset`s, which may be its own iterator."""
+    return _instance_of(value, "torch.utils.data", "IterableDataset")
 
 
 def is_built_in(value: Any) -> bool:
@@ -86,9 +91,10 @@ def splits_itself(iterable: Any) -> bool:
     name `get_worker_info` in its class, or in its generator function.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
-        return _instance_of(iterable, "torch.utils.data", "IterableDataset")
-    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline") or splits_in_own_order(iterable):
-        return splits_in_own_order(iterable)
+        return is_iterable_dataset(iterable)
+    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+        stages = getattr(iterable, "pipeline", ())
+        return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in (
@@ -100,15 +106,18 @@ def splits_itself(iterable: Any) -> bool:
     return any(_mentions(function, "get_worker_info") for function in functions)
 
 
-def splits_in_own_order(iterable: Any) -> bool:
-    """Whether it is known of an iterable that it splits itself, and that all of it cannot be read in each worker.
-
-    Workers would read it in different orders, as webdataset shuffles without a seed, or wait for one another.
-    """
+def splits_among_ranks(iterable: Any) -> bool:
+    """Whether it is known of an iterable that splits itself that it does so among ranks, too."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
-        stages = getattr(iterable, "pipeline", ())
-        return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
-    return any(_instance_of(iterable, module, name) for module, name in _SPLITTING_IN_OWN_ORDER)
+        return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
+    libraries = ("litdata", "streaming")
+    return any(_instance_of(iterable, *each) for each in _SPLITTING if each[0].partition(".")[0] in libraries)
+
+
+def is_coordinated(iterable: Any) -> bool:
+    """Whether the workers of a data set that splits itself coordinate over shared memory, as those of
+    mosaicml-streaming do: then each worker cannot read all of it."""
+    return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
 
 def epoch_of(dataset: Any) -> int | None:

@@ -182,9 +182,7 @@ class Division:
         return own + place if self._owns(item) else own
 
 
-def _own_of(
-    source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None
-) -> Iterator[Any]:
+def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
     """The own items among the next `count` ones of a source; None: among all.
 
     Args:
