@@ -455,8 +455,14 @@ impl Reader {
 }
 
 /// Callbacks that were taken from a reader, to be dropped once nobody holds that: a drop may run anything.
-pub type Callbacks =
-    (Option<Py<PyAny>>, Option<Replacing>, Option<Py<PyAny>>, [Option<Py<PyAny>>; 2], Option<Interrupt>, Option<Py<PyAny>>);
+pub type Callbacks = (
+    Option<Py<PyAny>>,
+    Option<Replacing>,
+    Option<Py<PyAny>>,
+    [Option<Py<PyAny>>; 2],
+    Option<Interrupt>,
+    Option<Py<PyAny>>,
+);
 
 /// Ends a wait; nobody sees it.
 fn a_process_has_died() -> PyErr {
