@@ -22,6 +22,7 @@ __all__ = [
     "is_indexed",
     "is_indexed_only",
     "is_iterable_dataset",
+    "shuffles_itself",
     "splits_among_ranks",
     "splits_itself",
 ]
@@ -35,6 +36,9 @@ _SPLITTING = (
     ("litdata.streaming.parallel", "ParallelStreamingDataset"),
     ("streaming.base.dataset", "StreamingDataset"),
 )
+
+#: Functions that give things a random order.
+_SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
 #: The stages of webdataset's pipelines that split, or make each worker draw other shards.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
@@ -95,15 +99,21 @@ def splits_itself(iterable: Any) -> bool:
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         stages = getattr(iterable, "pipeline", ())
         return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
+    return _uses(iterable, frozenset({"get_worker_info"}))
+
+
+def shuffles_itself(iterable: Any) -> bool:
+    """Whether an iterable of the user's uses the name of a function that shuffles, so that its order may be its own."""
+    return _uses(iterable, _SHUFFLING)
+
+
+def _uses(iterable: Any, names: frozenset[str]) -> bool:
+    """Whether the class of an iterable, or a generator function, uses one of the names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
-        if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in (
-            "torch",
-            "typing",
-            "abc",
-        ):
+        if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
             functions += vars(cls).values()
-    return any(_mentions(function, "get_worker_info") for function in functions)
+    return any(_mentions(function, names) for function in functions)
 
 
 def splits_among_ranks(iterable: Any) -> bool:
@@ -144,8 +154,8 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def _mentions(function: Any, name: str) -> bool:
-    """Whether a function, or one defined in it, uses the name."""
+def _mentions(function: Any, names: frozenset[str]) -> bool:
+    """Whether a function, or one defined in it, uses one of the names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # of functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
@@ -154,7 +164,7 @@ def _mentions(function: Any, name: str) -> bool:
     codes: list[Any] = [function.__code__]
     while codes:
         code = codes.pop()
-        if name in code.co_names:
+        if not names.isdisjoint(code.co_names):
             return True
         codes.extend(inner for inner in code.co_consts if isinstance(inner, CodeType))
     return False

@@ -41,10 +41,11 @@ class SHARDING_PRIORITIES(IntEnum):
 class ShardingFilter(IterDataPipe[T_co]):
     """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
 
-    The source is read whole in every process, but items that are read by index are loaded only by the one whose share
-    they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
-    `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
-    of `map` are then called for the own share alone.
+    The source is read whole in every process, in an order that must be the same in all of them; a loader compares the
+    orders of its workers, and raises an error if they differ. But items that are read by index are loaded only by the
+    one whose share they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set
+    without `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The
+    functions of `map` are then called for the own share alone.
 
     Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
     range, list, tuple or array, or behind a map pipe that is read by index.

@@ -5,10 +5,10 @@ ranks whether each of them has one, too; the items go on only if all have. The p
 ranks that it talks through.
 
 One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
-data `_ENDED`, a loop that was left `_LEFT`, less means that rank r goes for good (`-(r + 1)`) or raised an exception (the number of
-ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to the first in
-which not all have an item, and in none after it. Items that a loader makes again, to go on from a state, are not
-voted on: each rank may have another number of them.
+data `_ENDED`, a loop that was left `_LEFT`, less means that rank r goes for good (`-(r + 1)`) or raised an exception
+(the number of ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to
+the first in which not all have an item, and in none after it. Items that a loader makes again, to go on from a state,
+are not voted on: each rank may have another number of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torchdata._ranks import (
     open_group,
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
-from torchdata.datapipes._pipe.checks import check_source, no_length
 from torchdata._reporting import warn_outside
+from torchdata.datapipes._pipe.checks import check_source, no_length
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
