@@ -213,9 +213,14 @@ class DataLoader2(Finalized, Generic[T_co]):
         """A loader of a data set, with the usual pipeline: order, share, batch, collate.
 
         Workers divide a data set that is read by index by its indices, so each item is loaded once. An iterable is read
-        whole in each worker, of which each takes its share, unless it divides itself (as Hugging Face's
-        `IterableDataset`). But for the latter, items come in the same order, and in the same batches, whatever the
-        number of workers.
+        whole in each worker, of which each takes its share, so its order must be the same in all workers: one that
+        shuffles needs a seed that they share, and different orders are an error. To have one process read it, give
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. An iterable that divides itself among workers, as
+        those of Hugging Face, webdataset, litdata and mosaicml-streaming, is read by each worker in part. But for the
+        latter, items come in the same order, and in the same batches, whatever the number of workers.
+
+        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers are told the epoch that
+        you have set, before each epoch. Set the same epoch before you go on from a state that was saved inside one.
 
         Args:
             dataset: what has a length and is read by index, such as PyTorch's `Dataset`; an iterable that can be read

@@ -73,6 +73,8 @@ class EpochRunner:
         share = None if self.dispatched is None else self._share
         program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
         self.sender.take_snapshots(program.snapshot, *setup.cadence)
+        if not setup.dispatches:
+            self.sender.take_notes(program.note)
         if self.dispatched is not None:
             self.sender.pass_on(self.dispatched)
 

@@ -21,7 +21,7 @@ from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
-from torchdata._engine.workers.program import EpochProgram
+from torchdata._engine.workers.program import EpochProgram, Listener
 from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE, Room
@@ -73,6 +73,7 @@ class Children:
         full_stats: whether the time of each pipe is taken.
         room: where they count, if they share a board with others whose place they take; None makes one.
         survived: the ends of children in whose places others are put, instead of an error.
+        listener: hears the notes of the workers; None: nothing does.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Children:
         full_stats: bool = False,
         room: Room | None = None,
         survived: Survived = NONE,
+        listener: Listener | None = None,
     ) -> None:
         self._window = window
         self._epoch = 0
         self._calls = 0
         self._timeout = timeout
+        self._listener = listener
         #: After how many seconds without an item main warns; None: never.
         self.stall_warning: float | None = None
         self._group = group = Group(
@@ -130,6 +133,8 @@ class Children:
                 self.collector.watch_and_replace(group.signs, on_death, on_replace)
             if hangs is not None:
                 self.collector.tell_hang(hangs.look)
+            if listener is not None:
+                self.collector.tell_note(listener.hear)
             own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
@@ -170,6 +175,8 @@ class Children:
             restarts.await_repeated()
             self._await_obedience()  # where each was when it was told something, should this epoch be run again
         self._epoch += 1
+        if self._listener is not None:
+            self._listener.begin()
         if place is None:
             collector.start_epoch(self._epoch, self._window, owners=(0, b"") if self.deals_freely else None)
         else:

@@ -59,6 +59,8 @@ pub(super) struct Outlet {
     pub deadline: Option<Instant>,
     /// The function that makes snapshots of the graph, and its times.
     pub taker: Option<(Py<PyAny>, Cadence)>,
+    /// The function that returns the next note for the main process, or None.
+    pub noter: Option<Py<PyAny>>,
     /// In a worker: where those of the dispatching process wait to be passed on.
     pub relay: Option<Arc<Relay>>,
     /// By reader: the checksum behind the items that are made again; None if that is not compared.
@@ -124,6 +126,7 @@ impl Outlet {
             ending: false,
             deadline: None,
             taker: None,
+            noter: None,
             relay: None,
             expected: Vec::new(),
             next_link: 0,
@@ -272,6 +275,13 @@ impl Outlet {
         self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
+    }
+
+    /// Encodes the note that waits for the main process, if there is one, to be sent by `go_on`.
+    pub fn depart_note(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Some(noter) = &self.noter else { return Ok(()) };
+        let note = noter.call0(py)?;
+        if note.is_none(py) { Ok(()) } else { self.depart(0, kind::NOTE, note.bind(py), &[]) }
     }
 
     #[inline]

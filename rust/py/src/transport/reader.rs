@@ -73,6 +73,8 @@ pub struct Reader {
     own: BellRef,
     /// Called with (peer, description) of a failure; raises.
     on_error: Py<PyAny>,
+    /// Called with (peer, note), if notes are wanted.
+    pub on_note: Option<Py<PyAny>>,
 }
 
 impl Reader {
@@ -89,6 +91,7 @@ impl Reader {
             looked_into: None,
             own,
             on_error,
+            on_note: None,
         }
     }
 
@@ -161,6 +164,12 @@ impl Reader {
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // it was to raise
+            }
+            kind::NOTE => {
+                let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
+                if let Some(on_note) = &self.on_note {
+                    on_note.call1(py, (peer, note))?;
+                }
             }
             unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
             _ => {} // an answer that nobody waits for any more
@@ -424,19 +433,26 @@ impl Reader {
         self.peers.traverse(visit)?;
         self.clock.traverse(visit)?;
         visit.call(&self.on_error)?;
+        visit.call(&self.on_note)?;
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
     /// Breaks the circles of references that may go through the reader.
     pub fn clear(&mut self) -> Callbacks {
         let (on_exit, replacing) = self.watch.clear();
-        (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take())
+        (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
     }
 }
 
 /// Callbacks that were taken from a reader, to be dropped once nobody holds that: a drop may run anything.
-pub type Callbacks =
-    (Option<Py<PyAny>>, Option<Replacing>, Option<Py<PyAny>>, [Option<Py<PyAny>>; 2], Option<Interrupt>);
+pub type Callbacks = (
+    Option<Py<PyAny>>,
+    Option<Replacing>,
+    Option<Py<PyAny>>,
+    [Option<Py<PyAny>>; 2],
+    Option<Interrupt>,
+    Option<Py<PyAny>>,
+);
 
 /// Ends a wait; nobody sees it.
 fn a_process_has_died() -> PyErr {

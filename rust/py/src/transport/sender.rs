@@ -157,6 +157,13 @@ impl Sender {
         Ok(())
     }
 
+    /// Makes the pump call `noter` with each snapshot that is due and at the end of the items. It returns None, or an
+    /// object that the other side of the first link passes to its `on_note`; it must not send.
+    fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
+        self.outlet()?.noter = Some(noter);
+        Ok(())
+    }
+
     /// Passes the snapshots on that come with what `collector` receives.
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
         self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
@@ -222,9 +229,15 @@ impl Sender {
                 return Ok(false);
             }
             outlet.snapshot_if_due(py)?;
+            if outlet.go_on(py)? == Sent::Interrupted {
+                return Ok(false);
+            }
         }
         outlet.check_all_came_again()?;
-        outlet.ending = true;
+        if !outlet.ending {
+            outlet.ending = true;
+            outlet.depart_note(py)?;
+        }
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
@@ -360,12 +373,13 @@ impl Sender {
     /// Looks at nothing while a thread sends: its reference shows that this is no garbage.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
-        visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))
+        visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
+        visit.call(&outlet.noter)
     }
 
     fn __clear__(&self) {
-        let taker = self.outlet.try_lock().ok().and_then(|mut outlet| outlet.taker.take());
-        drop(taker); // outside the lock: whatever that runs may come back here
+        let taken = self.outlet.try_lock().ok().map(|mut outlet| (outlet.taker.take(), outlet.noter.take()));
+        drop(taken); // outside the lock: whatever that runs may come back here
     }
 
     /// (bytes in use, peak, blocks) of each link's arena.

@@ -78,6 +78,10 @@ class PipeHooks:
     #: Whether its `__iter__`, called once more behind an exception that is skipped, goes on from what its class lists.
     _renews: ClassVar[bool] = True
 
+    def _number_of_shares(self) -> int:
+        """How many shares of a source its items come from: the number of workers, if it stands for them."""
+        return 1
+
     # -- threads -----------------------------------------------------------------------------------
 
     def standing_still(self) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar
 
+from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division, given_from
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -39,10 +40,11 @@ class SHARDING_PRIORITIES(IntEnum):
 class ShardingFilter(IterDataPipe[T_co]):
     """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
 
-    The source is read whole in every process, but items that are read by index are loaded only by the one whose share
-    they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
-    `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
-    of `map` are then called for the own share alone.
+    The source is read whole in every process, in an order that must be the same in all of them; a loader compares the
+    orders of its workers, and raises an error if they differ. But items that are read by index are loaded only by the
+    one whose share they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set
+    without `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The
+    functions of `map` are then called for the own share alone.
 
     Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
     range, list, tuple or array, or behind a map pipe that is read by index.
@@ -186,7 +188,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         """The own share of what an iterator yields."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        return self._running.share_of(source, self._taken)
+        witness = witnessing.current
+        if witness is None or not self._divides_among_workers() or not isinstance(self.source_datapipe, IterDataPipe):
+            return self._running.share_of(source, self._taken)
+        token = token_of(self.source_datapipe)
+        watch = witness.watch(self, self._taken)
+        return self._running.share_of(source, self._taken, watch, lambda: token.finished)
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
