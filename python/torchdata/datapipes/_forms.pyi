@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import torchdata.datapipes.iter
 import torchdata.datapipes.map
-from torchdata._ranks.group import RankGroup
+from torchdata._ranks.group import RankGroup, TorchRanks
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import CompressionType
@@ -252,7 +252,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self,
         timeout: float = 1800,
-        process_group: RankGroup | None = None,
+        process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
         """Ends the iteration on all ranks of a distributed job after the same number of items: when the
         first rank ends.
