@@ -615,6 +615,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
@@ -623,6 +624,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        *,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
@@ -632,6 +635,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
