@@ -338,6 +338,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
     ) -> IterDataPipe[str]:
         """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
 
@@ -359,6 +360,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens S3 objects: yields pairs of URL and stream."""
 
@@ -512,6 +514,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         mode: str = "r",
         *,
         kwargs_for_open: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files by fsspec: yields pairs of URL and stream."""

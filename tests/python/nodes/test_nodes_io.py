@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="nodes need PyTorch")
 fsspec = pytest.importorskip("fsspec", reason="files are listed and opened by it")
 
+from torchdata.datapipes._pipe import retrying  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader  # noqa: E402
-from torchdata.nodes.io import FileLister, FileReader, file_read  # noqa: E402
+from torchdata.nodes.io import FileLister, FileReader  # noqa: E402
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_read_again_as_often_as_allowed(
         return right(path, **options)
 
     monkeypatch.setattr(fsspec, "open", faulty)
-    monkeypatch.setattr(file_read.time, "sleep", slept.append)
+    monkeypatch.setattr(retrying.time, "sleep", slept.append)
     node = FileReader(IterableWrapper([{"data": str(folder / "a.txt")}]), max_retries=retries)
     if faults > retries:
         with pytest.raises(ConnectionResetError), warnings.catch_warnings(record=True) as told:
@@ -123,6 +124,6 @@ def test_a_file_that_cannot_be_read_is_read_again_as_often_as_allowed(
         assert len(told) == retries
         assert len(calls) == retries + 1
     else:
-        with pytest.warns(UserWarning, match="could not be read, and is read again in .* s: reset"):
+        with pytest.warns(UserWarning, match="FileReader: reading .* failed, and is tried again in .*: reset"):
             assert next(node)["data"] == "in a.txt\n"
         assert slept == [0.5, 1.0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from torchdata._optional import optional_import, require
-from torchdata._reporting import warn_outside
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.retrying import retried
 from torchdata.nodes.base_node import BaseNode
 from torchdata.nodes.map import ParallelMapper
 
@@ -16,10 +16,6 @@ __all__ = ["FileReader"]
 
 #: fsspec's names of the compressions, by the names that `transport_params` may have.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", "disable": None}
-#: Seconds before a file is read again the first time; they double each time.
-_PAUSE = 0.5
-#: Errors for which reading again is no use.
-_FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 class FileReader(ParallelMapper[dict[str, Any]]):
@@ -94,16 +90,9 @@ class _Read:
 
     def _content(self, path: str) -> Any:
         fsspec = optional_import("fsspec", extra="fsspec", needed_by="FileReader")
-        pause = _PAUSE
-        for _ in range(self.max_retries):
-            try:
-                with fsspec.open(path, **self.options) as file:
-                    return file.read()
-            except _FINAL:
-                raise
-            except OSError as error:
-                warn_outside(f"FileReader: {path} could not be read, and is read again in {pause:g} s: {error}")
-                time.sleep(pause)
-                pause *= 2
-        with fsspec.open(path, **self.options) as file:
-            return file.read()
+
+        def read() -> Any:
+            with fsspec.open(path, **self.options) as file:
+                return file.read()
+
+        return retried(read, self.max_retries, f"FileReader: reading {shown(path)}")

@@ -367,7 +367,9 @@ def test_two_workers_share_the_urls(web):
 )
 def test_a_failure_in_a_worker_arrives_with_its_type_and_url(web, query, error):
     urls = [web.url("a", b"x" * 100), web.url("a", **query), web.url("a")]
-    pipe = IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=0.5, max_retries=0).map(content)
+    pipe = (
+        IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=0.5, max_retries=0).map(content)
+    )
     dl = loader(pipe)
     try:
         with pytest.raises(error) as failure:
