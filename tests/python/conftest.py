@@ -193,10 +193,11 @@ def _web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def web(_web: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """An HTTP server over an empty folder, reached without a proxy."""
+    """An HTTP server over an empty folder, reached without a proxy and, after a fault, without a long wait."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr("torchdata.datapipes.iter.web.client.BACKOFF", 0.001)
     for file in _web.folder.iterdir():
         file.unlink()
     return _web

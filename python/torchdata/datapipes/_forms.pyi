@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import torchdata.datapipes.iter
 import torchdata.datapipes.map
-from torchdata._ranks.group import RankGroup
+from torchdata._ranks.group import RankGroup, TorchRanks
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import CompressionType
@@ -252,7 +252,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self,
         timeout: float = 1800,
-        process_group: RankGroup | None = None,
+        process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
         """Ends the iteration on all ranks of a distributed job after the same number of items: when the
         first rank ends.
@@ -338,6 +338,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
     ) -> IterDataPipe[str]:
         """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
 
@@ -359,6 +360,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens S3 objects: yields pairs of URL and stream."""
 
@@ -512,6 +514,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         mode: str = "r",
         *,
         kwargs_for_open: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files by fsspec: yields pairs of URL and stream."""
@@ -615,6 +618,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
@@ -623,6 +627,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        *,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
@@ -632,6 +638,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others

@@ -15,6 +15,7 @@ from torchdata._native import SharedIterator
 from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph
 
 __all__ = ["Loader", "LoaderIterator"]
@@ -87,7 +88,8 @@ class Loader(Generic[T]):
 
     def _begin(self) -> LoaderIterator[T]:
         iterator = LoaderIterator(self)
-        iterator.reset(self._loaded)
+        with one_reset():
+            iterator.reset(self._loaded)
         self._it, self._loaded = iterator, None
         return iterator
 

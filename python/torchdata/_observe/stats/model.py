@@ -43,6 +43,9 @@ class PipeStats:
     items_out: int = told("items that it has yielded", counter("items"), summed="workers")
     skipped: int = told("items that `on_error` has skipped at it", counter("skipped"), summed="workers")
     skipped_kinds: Mapping[str, int] = told("these by the name of the exception's class; others where it has many")
+    retries: int = told(
+        "requests over a network that it has sent again after a fault", counter("{request}"), summed="workers"
+    )
     own_seconds: float | None = told(
         'time spent in it alone, without the pipes that it reads; None without `stats="full"`. Where `waits` is '
         "True this is waiting",

@@ -393,6 +393,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 items_out=items,
                 skipped=pipe["skipped"] - (before["skipped"] if before else 0),
                 skipped_kinds=_skipped_kinds(pipe, before),
+                retries=pipe["retries"] - (before["retries"] if before else 0),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,

@@ -181,6 +181,11 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """The rank by the first service that knows it."""
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
+    def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
+        """Asks all services."""
+        for service in self._contracts:
+            service.agree_on_seeds(seed_generator)
+
     def keep_seeds(self) -> None:
         """Tells all services."""
         for service in self._contracts:

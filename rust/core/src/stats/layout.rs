@@ -231,7 +231,8 @@ pub struct PipeRecord {
     pub(super) reader: AtomicU32,
     /// The pipe's nature: see `datapipes` in Python; opaque here.
     pub(super) flags: AtomicU32,
-    pub(super) spare: AtomicU32,
+    /// Requests over a network that it has sent again after a fault.
+    pub retries: AtomicU32,
     /// Most items that it holds ready; 0 if that means nothing.
     pub(super) capacity: AtomicU64,
     /// Calls that were timed.

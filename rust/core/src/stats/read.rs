@@ -166,7 +166,8 @@ fn pipe(record: &PipeRecord) -> Value {
     fields!(
         record: label = read_text(&record.label), location = read_text(&record.location),
         reader = record.reader.load(Relaxed).checked_sub(1), flags, capacity, yielded = yielded,
-        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, skipped_kinds = skipped_kinds(record),
+        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, retries,
+        skipped_kinds = skipped_kinds(record),
         quantiles = (samples > 0).then(|| vec![quantile(&counts, 0.5), quantile(&counts, 0.99)]),
     )
 }

@@ -26,8 +26,10 @@ from torchdata._ranks import (
     DEFAULT_TIMEOUT,
     PrefetchTimeoutError,
     RankGroup,
+    TorchRanks,
     check_group,
     check_timeout,
+    members_of,
     open_group,
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
@@ -260,12 +262,14 @@ class FullSync(_PrefetchBase[T_co]):
     Args:
         datapipe: the pipe to read, which every rank has.
         timeout: seconds that one rank waits for the others at each item.
-        process_group: the ranks to keep in step with: an object with `rank`, `world_size` and
-            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through
-            connections of the pipe's own that are opened at the first iteration, on all ranks.
+        process_group: the ranks to keep in step with: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or
+            an object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None: all
+            ranks of `torch.distributed`. Those of torch talk through connections of the pipe's own that are opened at
+            the first iteration, on all these ranks.
 
     Raises:
-        ValueError: `timeout` is not positive or over three years.
+        ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
+            not belong to the process group.
         TypeError: `process_group` lacks one of its members.
         RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
             went in the middle of the epoch.
@@ -291,27 +295,27 @@ class FullSync(_PrefetchBase[T_co]):
         self,
         datapipe: Iterable[T_co],
         timeout: float = DEFAULT_TIMEOUT,
-        process_group: RankGroup | None = None,
+        process_group: RankGroup | TorchRanks | None = None,
     ) -> None:
         check_source("FullSync", datapipe)
         check_timeout(timeout, "FullSync")
-        if process_group is not None:
-            check_group(process_group, "FullSync", broadcasts=False)
         super().__init__(datapipe, buffer_size=1)
         self.timeout = timeout
-        self._given_group = process_group
+        self.set_process_group(process_group)
 
-    def set_process_group(self, process_group: RankGroup | None) -> None:
+    def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
         """Takes another group of ranks from the next iteration on."""
-        if process_group is not None:
-            check_group(process_group, "FullSync", broadcasts=False)
-        self._given_group = process_group
+        self._members = members_of(process_group, "FullSync")
+        given: Any = None if self._members is not None else process_group
+        if given is not None:
+            check_group(given, "FullSync", broadcasts=False)
+        self._given_group: RankGroup | None = given
 
     def _open_group(self) -> RankGroup:
         if self._given_group is not None:
             return self._given_group
         if self._group is None or self._group.broken:
-            self._group = open_group("gloo", self.timeout, "FullSync")
+            self._group = open_group("gloo", self.timeout, "FullSync", self._members)
         self._group.show_life()
         return self._group
 
