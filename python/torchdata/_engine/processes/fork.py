@@ -5,9 +5,9 @@ then is held in the child for ever. Python and the C library see to their own lo
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
 seeds there), nor to those that `torch.manual_seed` takes for devices, nor to that of a module that a thread is
 importing. So a thread that forks a child of the engine waits right before until they are free. It keeps NumPy's and
-the devices', which can be kept from Python, until it has forked. That of PyTorch's generator is taken last, by the extension
-(`forking.rs`). The buffers of standard output and error have locks, too, and a thread that prints without a pause never
-leaves them free: the child makes its buffers anew.
+the devices', which can be kept from Python, until it has forked. That of PyTorch's generator is taken last, by the
+extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that prints without a
+pause never leaves them free: the child makes its buffers anew.
 
 One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
 one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
@@ -72,7 +72,7 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """Those that `torch.manual_seed` takes, even where no such device is there; of modules that are loaded as a whole."""
+    """Those that `torch.manual_seed` takes, even if there is no such device; of modules that are loaded as a whole."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
