@@ -125,8 +125,8 @@ def _words(
     from torchdata._observe.stats.diagnosis import blame
     from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 
-    board = children.stats
-    stats = summarise(read_board(board))
+    reading = read_board(children.stats)
+    stats = summarise(reading)
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {peer or 0}"
     if name not in processes:
@@ -135,7 +135,7 @@ def _words(
     fault = chain[-1]
     waits = "main waits for " + ", which waits for ".join(process.called for process in chain)
     runs = f" in {fault.runs}" if fault.runs else ""
-    page = next(page for page in board.read() if name_of_process(page) == fault.name)
+    page = next(page for page in reading.pages.values() if name_of_process(page) == fault.name)
     where, answer = where_it_stands(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
