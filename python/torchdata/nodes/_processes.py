@@ -69,7 +69,7 @@ class Workers:
         self._restarts = None
         if survived:
             self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
-        self._patience = patience = Patience(group.stats, stalls.STALL)
+        self._patience = patience = Patience(group, stalls.STALL)
         try:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:

@@ -85,7 +85,7 @@ class Pool:
                 )
                 if replacing.hangs is not None:
                     self.collector.tell_hang(replacing.hangs.look)
-            self.stats = group.stats
+            self.stats, self.is_forked = group.stats, group.is_forked
             stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:
             self.shutdown()

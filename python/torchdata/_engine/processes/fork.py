@@ -3,10 +3,11 @@
 Role: a fork copies every lock as it is, and of the threads only the one that forks. A lock that another thread holds
 then is held in the child for ever. Python and the C library see to their own locks, but not to those of PyTorch's and
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to that of a module that a thread is importing. So a thread that forks a child of the engine waits
-right before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked.
-PyTorch's is taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and
-a thread that prints without a pause never leaves them free: the child makes its buffers anew.
+seeds there), nor to those that `torch.manual_seed` takes for devices, nor to that of a module that a thread is
+importing. So a thread that forks a child of the engine waits right before until they are free. It keeps NumPy's and
+the devices', which can be kept from Python, until it has forked. That of PyTorch's generator is taken last, by the
+extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that prints without a
+pause never leaves them free: the child makes its buffers anew.
 
 One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
 one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
@@ -36,7 +37,7 @@ from torchdata._native import fork_waits_for
 
 __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 
-#: Seconds that main waits for NumPy's lock: a thread that keeps it longer is found out by the child.
+#: Seconds that main waits for each lock that it keeps: a thread that has one for longer is found out by the child.
 KEPT = 1.0
 #: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
@@ -62,15 +63,20 @@ def _renew_streams() -> None:
                 io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
 
-def _numpy_lock() -> Any:
-    """That of NumPy's global generator; None if it is not loaded, or not yet as a whole."""
+def _numpy_locks() -> list[Any]:
+    """That of NumPy's global generator, if it is loaded as a whole."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
-    return None if generator is None else generator().lock
+    return [] if generator is None else [generator().lock]
 
 
-def _take_numpy() -> None:
-    lock = _numpy_lock()
-    if lock is not None:
+def _device_locks() -> list[Any]:
+    """Those that `torch.manual_seed` takes, even if there is no such device; of modules that are loaded as a whole."""
+    modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
+    return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
+
+
+def _take(locks: Sequence[Any]) -> None:
+    for lock in locks:
         with lock:
             pass
 
@@ -89,16 +95,17 @@ def _take_torch() -> None:
 #: The function that waits for each lock, by the words for a thread that holds it.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
-    "draws from NumPy's global generator": _take_numpy,
+    "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
+    "seeds PyTorch or initializes a device": lambda: _take(_device_locks()),
     "draws from PyTorch's global generator": _take_torch,
 }
 
 
 class _OfThisThread(threading.local):
-    """Whether the thread forks a child, and NumPy's lock if it keeps it."""
+    """Whether the thread forks a child, and the locks that it keeps for that."""
 
     forks = False
-    kept: Any = None
+    kept: tuple[Any, ...] = ()
 
 
 _own = _OfThisThread()
@@ -125,14 +132,14 @@ def _forks_no_more() -> None:
 def _before_fork() -> None:
     if not _own.forks:
         return
-    lock = _numpy_lock()
-    if lock is not None and lock.acquire(timeout=KEPT):
-        _own.kept = lock
+    for lock in (*_numpy_locks(), *_device_locks()):
+        if lock.acquire(timeout=KEPT):
+            _own.kept += (lock,)
 
 
 def _after_fork() -> None:
-    lock, _own.kept = _own.kept, None
-    if lock is not None:
+    locks, _own.kept = _own.kept, ()
+    for lock in locks:
         lock.release()
 
 
@@ -207,6 +214,8 @@ class ForkedChild(ChildProcess):
         target: what it runs.
         args: what that is called with.
     """
+
+    is_copy_of_main = True
 
     def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         super().__init__(name, process_name)

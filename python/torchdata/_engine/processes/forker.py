@@ -365,6 +365,7 @@ class RemoteChild(ChildProcess):
             with contextlib.closing(Parcel(preparation, self._call)) as parcel:
                 pid: int = forker.ask("fork", self._process_name, descriptors=[*parcel.descriptors(), leave])
             self._forker, answer = forker, LEAVE
+            self.is_copy_of_main = forker.inherits
             return pid
         finally:
             # Closing is not enough: others may hold this end, whom another thread forks at the moment.

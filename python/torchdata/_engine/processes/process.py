@@ -141,6 +141,9 @@ class ChildProcess(ABC):
         process_name: what its process is called, which `multiprocessing.current_process` tells in it.
     """
 
+    #: Whether its memory began as a copy of main's, as under start method "fork".
+    is_copy_of_main = False
+
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
         #: Whether `watch` is called later, by who starts several: children that are forked meanwhile inherit less.

@@ -114,7 +114,7 @@ class Children:
         #: Whether the dispatching process deals to whoever is free.
         self.deals_freely = group.record is not None
         self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
-        self.room, self.stats = group.room, group.stats
+        self.room, self.stats, self.is_forked = group.room, group.stats, group.is_forked
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
         hangs = group.hangs(survived, in_order)

@@ -124,6 +124,11 @@ class Group(OwnsChildren):
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
+    def is_forked(self) -> bool:
+        """Whether the children began as copies of the main process."""
+        return self._start_method == "fork"
+
+    @property
     def ending(self) -> Shutdown:
         """The shutdown of the children."""
         return self._shutdown

@@ -37,9 +37,6 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     Args:
         board: the board.
         numbers: by the number of a process that stands on the board, the one that it has here; None: the same.
-
-    Raises:
-        ValueError: a page says something that no process of a loader does.
     """
     change, read = board.read_change(), board.read()  # a change in between is for the next reading
     pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
