@@ -91,6 +91,8 @@ class Workers:
     def serve(self, queue: ReadAheadQueue) -> None:
         """Notes who waits for what they make: a run's queue."""
         self._patience.is_awaited = lambda: queue.is_awaited
+        self._group.end_epoch()  # the last run's
+        self._group.begin_epoch()
 
     def shutdown(self) -> None:
         """Ends all processes."""
@@ -315,6 +317,5 @@ class _Function(Program):
         """Says what to do."""
         return (
             f"ParallelMapper: map_fn cannot be pickled, which start method {start_method!r} needs "
-            f"({type(error).__name__}: {error}); open files, locks and connections in the function, or use "
-            "multiprocessing_context='fork'"
+            f"({type(error).__name__}: {error}); open files, locks and connections in the function"
         )

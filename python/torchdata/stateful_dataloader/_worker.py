@@ -226,8 +226,8 @@ class Job(Program):
         """Says what to do."""
         return (
             "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
-            f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections when they "
-            "are first used, or use multiprocessing_context='fork'"
+            f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections in the "
+            "worker, when they are first used"
         )
 
     def holds_shared_memory(self) -> bool:

@@ -310,8 +310,8 @@ def why_unpicklable(pipes: list[Any], start_method: str) -> str:
     from torchdata._by_value import dumps
 
     remedy = (
-        "make it picklable (open files, locks and connections are best opened inside `__iter__`, or left out by "
-        "`__getstate__`), or use multiprocessing_context='fork'"
+        "make it picklable: open files, locks and connections in the worker, inside `__iter__`, or leave them out by "
+        "`__getstate__`"
     )
     for pipe in pipes:
         for name, value in vars(pipe).items():

@@ -183,6 +183,7 @@ class Children:
             collector.start_epoch(self._epoch, self._window, place.given, place.turn, owners=place.owners)
             collector.keep(*place.kept)
         processes = list(self._processes)
+        self._group.begin_epoch()
         if restarts is not None:  # who takes a place from now on is told by whoever puts it there
             restarts.begin_run(Run(self._epoch, commands, resume, before))
             self._check_alive()
@@ -233,6 +234,10 @@ class Children:
             return None
         places, _, dealt, owners = found
         return replace(run, before=None), run.resume((places, dealt, owners))
+
+    def end_epoch(self) -> None:
+        """Looks at what the children have done in the epoch that is over."""
+        self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.

@@ -19,6 +19,7 @@ from typing import Any
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import dumps_by
 from torchdata._engine.processes.crossing import Handle, SharedPickle, warn_of_lacks
+from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
@@ -27,6 +28,7 @@ from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
+from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata._reporting import place_outside
 
@@ -117,6 +119,8 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
+        #: What watches files that the children share with each other.
+        self._positions: SharedPositions | None = None
         #: The counters of main.
         self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
@@ -158,8 +162,9 @@ class Group(OwnsChildren):
                 lines.control.shared.close_descriptor()
                 lines.outputs[0].shared.close_descriptor()
 
-        if self._start_method == "fork":  # children inherit the mappings
+        if self._start_method == "fork":  # children inherit the mappings, and open files
             members.close_descriptors(indices)
+            self._positions = SharedPositions(members.pids, self.dispatches)
         start_all(members.processes, self._start_method, see_to)
         members.close_descriptors(indices)
         if not replaces:
@@ -174,6 +179,22 @@ class Group(OwnsChildren):
         if self.room.is_first:
             self.counting.adopt_main()
         return outputs
+
+    def begin_epoch(self) -> None:
+        """Notes that an epoch begins, in which the children read."""
+        if self._positions is not None:
+            self._positions.begin()
+
+    def end_epoch(self) -> None:
+        """Warns if the children have read a file through one position in the epoch; an epoch ends once."""
+        words = None if self._positions is None else self._positions.look()
+        if words is not None:
+            warn_in_thread(RuntimeWarning(words))
+
+    def shutdown(self) -> None:
+        """Ends all children; see `OwnsChildren.shutdown`."""
+        self.end_epoch()
+        super().shutdown()
 
     def collect(
         self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
@@ -218,7 +239,7 @@ class Group(OwnsChildren):
     @property
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
-        return [process.pid for process in self.members.processes if process.pid is not None]
+        return self.members.pids()
 
     @property
     def signs(self) -> list[tuple[int, int | OwnedDescriptor]]:

@@ -98,6 +98,8 @@ class Recorder:
 
     def end(self) -> None:
         """The epoch is over."""
+        if self._processes is not None and self._pid == os.getpid():
+            self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
             self._counting.end()
 
