@@ -1,7 +1,7 @@
 """The epochs of data sets and samplers that have `set_epoch`, sent from the main process to the workers.
 
-Role: the user calls `set_epoch` of an object in the main process, and workers read copies of the object. At the start
-of each epoch, the service reads the epochs of the objects and sends each worker a function that sets them in its copies.
+Role: the user calls `set_epoch` of an object in the main process, and workers read copies of it. At the start of each
+epoch, the service reads the epochs of the objects and sends each worker a function that sets them in its copies.
 """
 
 from __future__ import annotations
