@@ -73,7 +73,7 @@ class Children:
         full_stats: whether the time of each pipe is taken.
         room: where they count, if they share a board with others whose place they take; None makes one.
         survived: the ends of children in whose places others are put, instead of an error.
-        listener: hears the notes of the workers; None: nothing does.
+        listener: receives the notes of the workers; None drops them.
     """
 
     def __init__(

@@ -101,13 +101,13 @@ class ChildInfo:
 
 
 class Listener(Protocol):
-    """In main: hears the notes of the workers."""
+    """Receives the notes of the workers, in the main process."""
 
     def begin(self) -> None:
         """Called before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """Called for each note, before later items of that worker are delivered. What it raises, the user gets."""
+        """Called for each note, before later items of that worker are delivered. The user gets its exceptions."""
 
 
 class EpochProgram(Program):
@@ -143,7 +143,7 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Called with each snapshot and at the end of a pass: something to tell main, or None."""
+        """Returns a note for the main process, or None. Called with each snapshot and at the end of a pass."""
         return None
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""The epochs of data sets and samplers that have `set_epoch`, on their way from the main process to those that read.
+"""The epochs of data sets and samplers that have `set_epoch`, sent from the main process to the workers.
 
-Role: the user calls `set_epoch` of the object in the main process, and workers read copies of it. In main, a service
-asks at the start of each epoch which epochs the objects show; the function that it sends sets these in a child.
+Role: the user calls `set_epoch` of an object in the main process, and workers read copies of it. At the start of each
+epoch, the service reads the epochs of the objects and sends each worker a function that sets them in its copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epochs of the objects in a graph of main's, copies of which run elsewhere.
+    """The epochs of the objects in a graph, copies of which run in other processes.
 
     Args:
         graph: the graph; None for one without objects.

@@ -1,9 +1,9 @@
 """The comparison of the orders in which workers read their sources.
 
-Role: in main, hears the samples that each worker takes before its `sharding_filter` (`_pipe/witnessing.py`), and raises
-if workers read the same items in different orders. A different value at one position is no evidence, because a source
-may augment its items at random. The same value at another position is, if the workers also disagree at positions that
-both have sampled.
+Role: in the main process, receives the samples that each worker takes before its `sharding_filter`
+(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
+at one position is no evidence, because a source may augment its items at random. The same value at another position is,
+if the workers also disagree at positions that both have sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Order:
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Adds a note; the position of an item, another worker and its position if the orders are found to differ."""
+        """Adds a note. If the orders differ, returns an item's position, another worker, and the position there."""
         found: tuple[int, int, int] | None = None
         for position, checksum in note.samples:
             self._differs[worker] += self._at.setdefault(position, checksum) != checksum
