@@ -17,7 +17,7 @@ from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
-from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
+from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
@@ -42,7 +42,7 @@ from torchdata.dataloader2.services.interface import (
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
-from torchdata.dataloader2.state.layout import unpack_randomness
+from torchdata.dataloader2.state.layout import is_of_0_9, unpack_randomness
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ class DataLoader2(Finalized, Generic[T_co]):
     _datapipe_iter = part("_run.delivery.source")
     _reset_iter = part("_run.delivery.begun", "Whether the next `iter` begins an epoch.")
     _is_paused = part("_run.is_paused")
+    _pause = part("_run.pause", "The function that pauses the loader.")
+    _resume = part("_run.resume", "The function that resumes the loader after a pause.")
     _seed_generator = part("_seeds.generator")
     _initial_seed_generator = part("_seeds.initial")
     _terminated = part("_ending.has_begun")
@@ -409,7 +411,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         batches and the settings of the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved
         between two epochs.
 
-        States of earlier releases bring their own pipe, and a UserWarning tells if that is made of other pipes.
+        A state of torchdata 0.9 holds no position inside an epoch, and does not describe its pipe: the epoch of the
+        loader's pipe starts again with the seed of the state, and a UserWarning says so.
 
         The service may have another number of workers than the one with which the state was saved, and of ranks, where
         the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
@@ -455,6 +458,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
         loader = cls(datapipe, None, reading_service)
         loader._keeper.set(state, randomness, strict, places)
+        if is_of_0_9(state):
+            warn_of_0_9(stacklevel=2)
         return loader
 
     # -- the end -----------------------------------------------------------------------------------

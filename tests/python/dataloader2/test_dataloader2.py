@@ -294,6 +294,21 @@ def test_a_service_that_cannot_pause_is_warned_about():
         iterator.resume()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_pauses_and_resumes_by_the_names_of_0_9(workers):
+    with DataLoader2(numbers().sharding_filter(), num_workers=workers) as loader:
+        iterator = iter(loader)
+        head = [next(iterator)]
+        loader._pause()
+        assert list(iterator) == []
+        loader._resume()
+        rest = list(iterator)
+        assert rest
+        assert head + rest == list(loader)
+        with pytest.warns(UserWarning, match="not paused"):
+            loader._resume()
+
+
 def test_resuming_what_is_not_paused_warns():
     with pytest.warns(UserWarning, match="not paused"):
         iter(DataLoader2(numbers())).resume()

@@ -21,7 +21,7 @@ from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "short_name"]
+__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
 #: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
 Fingerprint = list[dict[str, Any]]
@@ -85,6 +85,17 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
     """Whether a parameter may change between two epochs: a setting, whose name holds a dot, or the size of batches."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
+
+
+def require_arguments(datapipe: Any) -> None:
+    """Raises ValueError if a shipped pipe of a graph lacks an argument, because another release has pickled it."""
+    for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
+        kind = type(pipe)
+        if kind.__module__.partition(".")[0] != "torchdata":
+            continue
+        for name, attributes in _arguments_of(kind):
+            if name != "self" and vars(pipe).keys().isdisjoint(attributes):
+                raise ValueError(f"{kind.__name__} lacks its argument {name!r}")
 
 
 def check_fingerprint(found: Any) -> None:
