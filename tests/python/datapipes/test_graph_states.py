@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import islice
