@@ -39,7 +39,6 @@ T = TypeVar("T")
 #: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
-
 #: Types whose objects `copy.deepcopy` shares anyway.
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
 
