@@ -311,11 +311,11 @@ class Children:
             self.stats.set_replaced(self.room.first_page + index)
         self._group.ending.ask()
 
-    def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
+    def _has_obeyed(self, index: int) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""
         members = self._members
         try:
-            return members.commanders[index].wait_acknowledged(members.sent[index], seconds, self._look_at(index))
+            return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
         except _Dying:
             self._check_alive()
             return False

@@ -14,7 +14,7 @@ from typing import Any
 from torchdata._observe.stats.declaring import Family, families_of
 from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of", "services_in"]
+__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 def rank_of(loader: Any) -> int:
     """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 if there is none."""
-    for service in services_in(loader.reading_service):
+    for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
                 service.count_ranks()
@@ -50,11 +50,11 @@ def rank_of(loader: Any) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def services_in(service: Any) -> Iterator[Any]:
+def _services_in(service: Any) -> Iterator[Any]:
     if service is not None:
         yield service
         for one in getattr(service, "reading_services", ()):
-            yield from services_in(one)
+            yield from _services_in(one)
 
 
 class Measuring:
