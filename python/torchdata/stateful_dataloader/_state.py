@@ -7,6 +7,9 @@ what they mean there, as of what the user was given. Further data stand under on
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
 - "indices": those that were drawn and not given, if the sampler's state is behind them: before the first batch of a
   user's sampler, and out of order; "indices_since": how many indices its state is behind
+- "ahead": of a sampler that is read anew, how many indices it had read that were not given, samples where the loader
+  makes batches of them; "used_up": whether it had ended; "draws": generators before draws of it, where others had drawn
+  from them since the last one, each with how many indices it had read
 - "batch_size": how many samples a batch has, if the sampler tells
 - "epoch": that of a `DistributedSampler`
 - "skipped": if samples may be skipped, how many were, by kind of exception, and how many were seen
@@ -225,6 +228,9 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "generators": generators,
         "indices": list(indices),
         "indices_since": whole(ours.get("indices_since", 0), "indices_since"),
+        "ahead": whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
+        "used_up": bool(ours.get("used_up", False)),
+        "draws": _read_draws(ours.get("draws", [])),
         "batch_size": None if size is None else whole(size, "batch_size", least=1),
         "epoch": None if epoch is None else whole(epoch, "epoch", least=-_MANY),
         "skipped": _read_skipped(ours.get("skipped")),
@@ -239,6 +245,14 @@ def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
         return None
     kinds = {str(kind): whole(count, "skipped") for kind, count in saved["kinds"].items()}
     return kinds, whole(saved["seen"], "seen", least=sum(kinds.values()))
+
+
+def _read_draws(saved: Any) -> list[list[Any]]:
+    """Pairs of a number of indices, none less than the last one, and a moment."""
+    numbers = [whole(number, "draws") for number, _ in saved]
+    if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
+        raise ValueError("the state is damaged: 'draws' are no moments in their order")
+    return [list(pair) for pair in saved]
 
 
 def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[str, Any] | None:
