@@ -302,7 +302,7 @@ class IndexOrder:
 
     def _draw_ahead(self) -> None:
         try:
-            self._owed.append(self.draw())
+            self._owed.append(self._draw())
         except StopIteration:
             return
 
@@ -353,6 +353,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     saved = state["_index_sampler_state"], state["_sampler_iter_state"]
                     self._kept.append((self.drawn, *saved, self._drawing.now()))
+                    # A sampler may take what was loaded with its first index only, and an epoch may be left before that.
+                    self._draw_ahead()
             else:
                 self._drawing.set(iter_)
                 self._iterator = iter(self._sampler)
