@@ -18,10 +18,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchdata._native import Turn
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._fitting import facts_of
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._state import is_over, laid_out
+from torchdata.stateful_dataloader._unstarted import is_own_iterator
 
 __all__ = ["StatefulIterator", "logger"]
 
@@ -59,6 +61,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
+        #: What a loader that loads the state must agree in.
+        self._facts = facts_of(loader)
         #: Whether an epoch of the state was over, and its workers would have lived on.
         self._lives_on = False
         #: What is skipped of the epoch; None if nothing may be.
@@ -173,8 +177,10 @@ class StatefulIterator(_BaseDataLoaderIter):
             "_shared_seed": self._shared_seed,
             "_dataset_kind": int(reading.kind),
             "is_iterable": reading.is_iterable,
+            "is_own_iterator": is_own_iterator(reading.dataset),
             "last_worker": last_worker,
         }
+        ours = ours | {"loader": self._facts}
         if self._skipped is not None:
             ours = ours | {"skipped": self._skipped.state()}
         return laid_out(main, places, ours, self._num_workers)

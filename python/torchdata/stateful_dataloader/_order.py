@@ -31,6 +31,8 @@ from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
 from torchdata.stateful_dataloader._redrawing import Draws, Replay
+from torchdata.stateful_dataloader._state import UNKNOWN
+from torchdata.stateful_dataloader._unstarted import shown, unstarted_sampler
 from torchdata.stateful_dataloader.sampler import (
     BatchIndices,
     BatchSampler,
@@ -309,11 +311,15 @@ class IndexOrder:
     def _kept_state(self, given: int, waiting: list[Any], theirs: dict[str, Any], ours: dict[str, Any]) -> Moment:
         """The state of a user's sampler behind what was given."""
         if not self._kept:
+            known = unstarted_sampler(self._sampler)
+            theirs |= {key: state for key, state in known.items() if state is not UNKNOWN}
             return {}
         given += len(ours.get("indices", []))
         taken = [kept for kept in self._kept if kept[0] <= max(given, 1)]
         number, sampler, iterator, then = taken[-1] if taken else self._kept[0]
-        theirs["_index_sampler_state"], theirs["_sampler_iter_state"] = copied(sampler), copied(iterator)
+        saved = {"_index_sampler_state": copied(sampler), "_sampler_iter_state": copied(iterator)}
+        theirs |= saved | {"_sampler_iter_state": shown(self._sampler, saved["_sampler_iter_state"])}
+        ours["sampler"] = {key: state for key, state in saved.items() if state is not None}
         if given == 0:  # the first index was drawn, and is to come
             ours["indices"] = waiting[:1]
         elif given > number:
@@ -353,7 +359,7 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     saved = state["_index_sampler_state"], state["_sampler_iter_state"]
                     self._kept.append((self.drawn, *saved, self._drawing.now()))
-                    # A sampler may take what was loaded with its first index only, and an epoch may be left before that.
+                    # A sampler may take what was loaded with its first index, and an epoch may be left before that.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -473,7 +479,7 @@ class IndexOrder:
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-            if self._keeps_user_s and any(one is not None for one in saved):
+            if not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
                 self._load(state)
                 self._owed.clear()
                 self._end_again(state)

@@ -255,6 +255,8 @@ class BatchIndices(Iterator[list[int]]):
         state: dict[str, Any] = {"samples_yielded": self._yielded - count}
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
+        elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
+            state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -271,7 +271,9 @@ def test_a_stateful_sampler_s_broken_epoch_does_not_come_again(workers: int, sam
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Places, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
-def test_an_epoch_that_is_left_shortly_behind_a_load_takes_nothing_from_the_next_one(workers: int, sampler: Any) -> None:
+def test_an_epoch_that_is_left_shortly_behind_a_load_takes_nothing_from_the_next_one(
+    workers: int, sampler: Any
+) -> None:
     def make() -> Any:
         return StatefulDataLoader(range(24), batch_size=3, sampler=sampler(), num_workers=workers)
 
