@@ -277,7 +277,12 @@ class StatefulDataLoader(DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
-        The number of workers may be another one if the dataset is map-style. Workers that live on are ended.
+        The number of workers may be another one if the dataset is map-style. Workers that live on are ended. An
+        iterator that was made before goes on from the state, too, if it has given no batch; else its next batch raises
+        `RuntimeError`.
+
+        Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
+        or the number of ranks is another one. It warns if the state is that of another rank.
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
@@ -292,5 +297,12 @@ class StatefulDataLoader(DataLoader[T_co]):
             if state["epoch"] is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
                 sampler.set_epoch(state["epoch"])
         self._drawing.loaded()
+        if self._iterator is not None:
+            self._iterator.state_was_loaded(self)
         self._iterator = None
         self._loaded = copy.copy(state_dict) if state_dict else None
+
+    @property
+    def has_state_to_take(self) -> bool:
+        """Whether a state was loaded, and no loop has begun since."""
+        return self._loaded is not None
