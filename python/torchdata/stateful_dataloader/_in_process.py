@@ -153,6 +153,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def next(self) -> Any:
         """The next batch, for one thread at a time."""
+        if (successor := self._taken_over()) is not None:
+            return next(successor)
         yielded, self._index = self._num_yielded, _NONE
         try:
             return StatefulIterator.__next__(self)

@@ -250,6 +250,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
+        if (successor := self._taken_over()) is not None:
+            self._hand = [next(successor)]
+            return
         with torch.autograd.profiler.record_function(self._profile_name):
             if self._is_cut_off:
                 raise RuntimeError(
@@ -286,6 +289,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _hand_over(self) -> tuple[Any] | None:
         """The batch of the unit in hand; None if it has none. Is not interrupted, see `HandingIterator`."""
+        if self._successor is not None:
+            return (self._hand.pop(),)
         self._is_cut_off = True
         unit = self._held.popleft() if self._held else self._take()
         gives = unit is not None and self._account(unit)

@@ -213,6 +213,25 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded += len(batch)
         return batch
 
+    @property
+    def samples_yielded(self) -> int:
+        """How many indices were yielded."""
+        return self._yielded
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the sampler has ended."""
+        return self._ended
+
+    def start_from(self, iterator: Iterator[int], yielded: int) -> None:
+        """Has the next batches come of an iterator of the sampler.
+
+        Args:
+            iterator: the iterator.
+            yielded: how many of its indices were yielded before.
+        """
+        self._iterator, self._yielded = iterator, yielded
+
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
         """Takes so many indices of the sampler, or at its end some less, whatever batches they were in."""
         if self._iterator is None:
@@ -236,6 +255,8 @@ class BatchIndices(Iterator[list[int]]):
         state: dict[str, Any] = {"samples_yielded": self._yielded - count}
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
+        elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
+            state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

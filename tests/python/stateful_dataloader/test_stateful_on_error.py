@@ -135,7 +135,7 @@ def flat(batches: list[Any]) -> list[Any]:
 
 
 def skipped_of(loader: Any) -> Any:
-    return loader.state_dict()["_torchdata_rs"]["skipped"]
+    return loader.state_dict()["_torchdata_rs"][0]["skipped"]
 
 
 TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueError in {0}\n  2 x KeyError in {0}"
@@ -165,7 +165,7 @@ def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any,
     for _ in range(count):
         next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
-    assert sum(state["_torchdata_rs"]["skipped"]["kinds"].values()) == [0, 1, 5, 6, 6][count]
+    assert sum(state["_torchdata_rs"][0]["skipped"]["kinds"].values()) == [0, 1, 5, 6, 6][count]
     for later in [way, WAYS[1]][: 1 if way is WAYS[1] else 2]:
         resumed = loader_of(**later)
         resumed.load_state_dict(state)
@@ -335,7 +335,7 @@ def test_without_it_an_exception_is_raised_and_the_state_is_as_before() -> None:
     loader = StatefulDataLoader(Some(), 4)
     with pytest.raises(ValueError, match="broken 1"):
         list(loader)
-    assert "skipped" not in loader.state_dict()["_torchdata_rs"]
+    assert "skipped" not in loader.state_dict()["_torchdata_rs"][0]
 
 
 def test_states_with_and_without_counts_load_into_each_other() -> None:
@@ -356,7 +356,7 @@ def test_counts_that_are_damaged_are_refused(saved: Any) -> None:
     loader = loader_of()
     next(iter(loader))
     state = loader.state_dict()
-    state["_torchdata_rs"]["skipped"] = saved
+    state["_torchdata_rs"][0]["skipped"] = saved
     loader.load_state_dict(loader_of().state_dict())
     with pytest.raises(ValueError, match="damaged"):
         loader.load_state_dict(state)
