@@ -9,7 +9,9 @@ import copy
 import pickle
 from typing import Any
 
-__all__ = ["copied", "freeze", "thaw"]
+from torchdata._stateful import Stateful
+
+__all__ = ["copied", "freeze", "give", "is_same", "thaw"]
 
 
 def freeze(state: Any) -> bytes:
@@ -38,3 +40,16 @@ def copied(state: Any) -> Any:
         return copy.deepcopy(state)
     except Exception:  # what cannot be copied is the user's to keep still
         return state
+
+
+def give(one: Stateful, state: Any) -> None:
+    """Loads a copy of a state into an object of the user, which may keep what it is given and change it."""
+    one.load_state_dict(copied(state))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two states are equal; states that cannot be compared by `==` are compared as bytes."""
+    try:
+        return bool(one == other)
+    except Exception:  # of arrays
+        return freeze(copied(one)) == freeze(copied(other))

@@ -262,7 +262,10 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
 
 
 def _base(saved: Any) -> dict[str, Any] | None:
-    return None if saved is None else {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
+    if saved is None:
+        return None
+    base = {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
+    return base | ({"unbegun": True} if saved.get("unbegun") else {})
 
 
 def is_over(state: dict[str, Any]) -> bool:
