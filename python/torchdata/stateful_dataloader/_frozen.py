@@ -5,13 +5,12 @@ Role: a worker freezes its place, main keeps the bytes, and thaws those that a u
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import Any
 
-from torchdata._stateful import Stateful
+from torchdata._stateful import copied
 
-__all__ = ["copied", "freeze", "give", "is_same", "thaw"]
+__all__ = ["copied", "freeze", "is_same", "thaw"]
 
 
 def freeze(state: Any) -> bytes:
@@ -32,19 +31,6 @@ def freeze(state: Any) -> bytes:
 def thaw(frozen: bytes) -> Any:
     """A state like the one that was frozen."""
     return pickle.loads(frozen)
-
-
-def copied(state: Any) -> Any:
-    """A state that does not change when the first one does; itself if it cannot be copied."""
-    try:
-        return copy.deepcopy(state)
-    except Exception:  # what cannot be copied is the user's to keep still
-        return state
-
-
-def give(one: Stateful, state: Any) -> None:
-    """Loads a copy of a state into an object of the user, which may keep what it is given and change it."""
-    one.load_state_dict(copied(state))
 
 
 def is_same(one: Any, other: Any) -> bool:

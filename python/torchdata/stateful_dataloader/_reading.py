@@ -24,10 +24,10 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
-from torchdata._stateful import is_stateful, state_of
+from torchdata._stateful import give, is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._fetching import Indexed, Stream
-from torchdata.stateful_dataloader._frozen import copied, freeze, give, is_same
+from torchdata.stateful_dataloader._frozen import copied, freeze, is_same
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails, base_of

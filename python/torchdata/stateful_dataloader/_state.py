@@ -90,7 +90,11 @@ def _place(place: dict[str, Any] | None, is_iterable: bool) -> tuple[dict[str, A
     theirs = {"dataset_state": place["dataset_state"], "fetcher_state": fetcher if is_iterable else None}
     own = {key: place[key] for key in ("collate_state", "random", "random_then", "since") if place.get(key)}
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
-        own |= {"later": place["later"], "mark": _mark(theirs)} | ({"base": place["base"]} if place["base"] else {})
+        own |= {"later": place["later"], "mark": _mark(theirs)}
+        if place["base"]:
+            own["base"] = {
+                key: value for key, value in place["base"].items() if value is not None and value is not False
+            }
     return theirs, own
 
 
@@ -264,7 +268,7 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
 def _base(saved: Any) -> dict[str, Any] | None:
     if saved is None:
         return None
-    base = {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
+    base = {**{part: saved.get(part) for part in STATES}, "ended": bool(saved.get("ended"))}
     return base | ({"unbegun": True} if saved.get("unbegun") else {})
 
 
