@@ -24,7 +24,7 @@ MANYLINUX := manylinux_2_28
 ARGS   ?=
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-PYTHON_DIRS  := python tools $(wildcard tests/python benches/python)
+PYTHON_DIRS  := python tools examples $(wildcard tests/python benches/python)
 PIP          := $(BIN)/python -m pip --disable-pip-version-check
 
 # One interpreter for every cargo call, so that PyO3 is configured, and compiled, once.
@@ -42,7 +42,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: $(STAMPS)/build ## Train a classifier on real images through two worker processes
-	$(BIN)/python -m torchdata.demo $(ARGS)
+	PYTHONPATH=examples $(BIN)/python -m demo $(ARGS)
 
 # Tests of processes mostly wait. Meanwhile all others, linters and loom, which give way to them, have the cores.
 .PHONY: test

@@ -1,8 +1,8 @@
 """Train in one process, with no workers: `python examples/one_process.py`."""
 
 import torch
-from digits import torch_accuracy, torch_model, training_digits
 
+from digits import torch_accuracy, torch_model, training_digits
 from torchdata.dataloader2 import DataLoader2
 
 

@@ -1,8 +1,8 @@
 """Train on several ranks without PyTorch, on MPI: `mpirun -n 2 python examples/ranks_mpirun.py`."""
 
 import numpy as np
-from digits import test_digits, training_digits
 
+from digits import test_digits, training_digits
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,

@@ -2,9 +2,9 @@
 
 import torch
 import torch.distributed as dist
-from digits import torch_accuracy, torch_model, training_digits
 from torch.nn.parallel import DistributedDataParallel
 
+from digits import torch_accuracy, torch_model, training_digits
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,

@@ -1,8 +1,8 @@
 """Train with two worker processes, and validate between epochs: `python examples/workers.py`."""
 
 import torch
-from digits import torch_accuracy, torch_model, training_digits
 
+from digits import torch_accuracy, torch_model, training_digits
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 

@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
 #: The folders and lone modules of the package, from the highest layer to the lowest. Names in one line do not import
 #: each other.
 LAYERS = (
-    "demo metrics __main__",
+    "metrics __main__",
     "nodes stateful_dataloader",
     "dataloader2",
     "dataloader2.utils dataloader2.reading_service",
@@ -47,8 +47,8 @@ LAYERS = (
     "datapipes._pipe",
     "datapipes._pipe.state",
     "datapipes._pipe.graph",
-    "images _ranks _read_ahead _reporting _publishing _drawing _tracing",
-    "_machine _optional _old_modules _plain_pickles _redacting _stateful _threads",
+    "images _ranks _read_ahead _reporting _publishing _drawing",
+    "_by_value _machine _optional _old_modules _plain_pickles _redacting _stateful _threads _version",
     "_importing",
 )
 

@@ -152,12 +152,15 @@ class Form:
             parameters.append(self._parameter(parameter))
             if positional and parameter is positional[-1]:
                 parameters.append("/")
-        one_a_line = "".join(f"\n        {text}," for text in parameters) + "\n    "
-        listed = "self" if len(parameters) == 1 else one_a_line
+        head, listed, returned = f"    def {name}(", ", ".join(parameters), f") -> {self._returned()}:"
+        if len(head + listed + returned) > 120:
+            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # lines end between parameters
+            lines = textwrap.wrap(whole, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)
+            listed = "\n".join(["", *lines, "    "]).replace("\0", " ")
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
         lines = textwrap.wrap(" ".join(summary.split()), 107, initial_indent='        """', subsequent_indent=" " * 8)
         doc = "\n".join(lines) + ('"""' if len(lines) < 2 else '\n        """')
-        return f"    def {name}({listed}) -> {self._returned()}:\n{doc}\n"
+        return f"{head}{listed}{returned}\n{doc}\n"
 
     def _parameter(self, parameter: inspect.Parameter) -> str:
         kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}

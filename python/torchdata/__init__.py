@@ -6,20 +6,13 @@ library is loaded before something needs it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdata import _old_modules
+from torchdata._version import VERSION as __version__
+from torchdata._version import warn_of_upstream
 
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from torchdata._observe.trace.trace import Trace
-
-#: The API that this package keeps (torchdata 0.9), for programs that compare with versions of torchdata, and after
-#: the plus sign the version of the distribution `torchdata-rs`, which `importlib.metadata` tells.
-__version__ = "0.9.0+rs.0.1.0"
-
-__all__ = ["__version__", "empty", "trace"]
+__all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
@@ -49,58 +42,5 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     return _engine.empty(shape, dtype)
 
 
-def trace(path: str | PathLike[str] | None = None, *, events: int = 1_000_000, ranges: bool = True) -> Trace:
-    """Writes down what main, workers, the dispatching process and their threads do when, for Perfetto to show.
-
-    A context manager. Epochs that begin within it are traced, of all loaders of this process, and pipes that are
-    iterated without one. Each pipe's call is a slice, and so is sending, receiving and waiting; each item that
-    crosses to another process, or out of a thread that reads ahead, is an arrow. Where PyTorch is loaded, the pipes
-    of the main process are ranges of `torch.profiler`, and of NVTX where CUDA is in use.
-
-    Args:
-        path: the file, written at the end: JSON, compressed if the name ends in `.gz`. Open it at
-            https://ui.perfetto.dev or in chrome://tracing. None writes none, for the ranges alone.
-        events: the most events of each process. They take 64 bytes each, in shared memory. Later ones are left out,
-            and a RuntimeWarning says so.
-        ranges: whether there are ranges for profilers.
-
-    Raises:
-        FileNotFoundError, IsADirectoryError, PermissionError: the file cannot be made there.
-        RuntimeError: a trace is being written already.
-
-    Example:
-        >>> import os, tempfile, torchdata
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with torchdata.trace(os.path.join(folder, "epoch.json.gz")) as traced:
-        ...         items = list(IterableWrapper(range(3)).map(str))
-        ...     traced.events > 0
-        True
-    """
-    from torchdata._observe.trace.trace import Trace
-
-    return Trace(path, events=events, ranges=ranges)
-
-
-def _warn_of_upstream() -> None:
-    """Says so where the distribution `torchdata` is installed too: both own the folder of this package."""
-    import os
-
-    site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
-        found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # that one has no files (tools/name_wheel.py)
-    if not found:
-        return
-    version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
-    import warnings
-
-    warnings.warn(
-        f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
-        "run `pip uninstall torchdata torchdata-rs` and install torchdata-rs again, from where you had it",
-        stacklevel=3,
-    )
-
-
-_warn_of_upstream()
+warn_of_upstream()
 _old_modules.install()

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata._importing import call_when_imported, import_whole
 
-__all__ = ["import_late", "publish", "publish_late"]
+__all__ = ["import_late", "late_names", "publish", "publish_late"]
 
 
 def publish(namespace: dict[str, Any], *helpers: Any) -> None:
@@ -37,6 +37,14 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
             continue
         if value.__module__.startswith(below) or value in helpers:
             value.__module__ = package
+
+
+def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
+    """By module its names, each with its functional form if it has one, out of words like `Mapper=map`."""
+    return {
+        module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
+        for module, words in table.items()
+    }
 
 
 def publish_late(

@@ -1,4 +1,4 @@
-"""Secrets in texts: what messages, pictures, traces and states leave out.
+"""Secrets in texts: what messages, pictures and states leave out.
 
 Role: pure functions, the only ones by which this package decides what is nobody's business. A value is a secret by the
 name that it goes by (`api_key=…`), by its place (a URL's user, a parameter of its query), or because it looks like one:

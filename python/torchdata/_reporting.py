@@ -11,10 +11,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from torchdata._redacting import redacted
+from torchdata._redacting import is_private, redacted
 
 __all__ = [
     "PACKAGE",
@@ -47,12 +48,11 @@ _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
 #: Modules whose frames are no place to show a user.
 _BELOW = ("torchdata.", "multiprocessing.")
-_DEMO = os.path.join(PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
 
 
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
-    return file.startswith(PACKAGE) and not file.startswith(_DEMO)
+    return file.startswith(PACKAGE)
 
 
 #: In a process that was not forked: the file, the line and the module of the program that began it.
@@ -139,10 +139,27 @@ def key_named(error: BaseException) -> str | None:
     return attributes_of(error).get(_KEY)
 
 
+#: How many scalar columns name a row, and how many characters of each.
+_COLUMNS, _WIDTH = 8, 80
+
+
+def _scalars(row: dict[Any, Any]) -> str | None:
+    """Returns the scalar columns of a row as text; those whose names are private are left out. None without any."""
+    found = (
+        f"{name}={value!r:.{_WIDTH}}"
+        for name, value in row.items()
+        if isinstance(value, (str, int, float)) and not is_private(str(name), value)
+    )
+    return ", ".join(islice(found, _COLUMNS)) or None
+
+
 def key_of(item: Any) -> str | None:
-    """The key or path of an item that is one, begins with one, or has a `__key__`; None for others."""
+    """Returns the key or path of an item that is one, begins with one or has a `__key__`.
+
+    A row without a `__key__` is named by its scalar columns. None for all other items.
+    """
     if isinstance(item, dict):
-        item = item.get("__key__")
+        item = item.get("__key__") or _scalars(item)
     elif isinstance(item, (tuple, list)) and item:
         item = item[0]
     return redacted(str(item)) if isinstance(item, (str, int, os.PathLike)) else None
@@ -220,6 +237,6 @@ def name_of(datapipe: Any) -> str:
 
 
 def is_users(function: Any) -> bool:
-    """Whether a function is not of this package. The demo's are: it is a program like those of users."""
+    """Whether a function is not of this package."""
     module = str(getattr(function, "__module__", ""))
-    return not module.startswith("torchdata.") or module.startswith("torchdata.demo.")
+    return not module.startswith("torchdata.")

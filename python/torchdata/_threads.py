@@ -16,12 +16,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-__all__ = ["OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
+__all__ = ["AFTER_FORK", "OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
 
 #: Why the system gives no process or thread, and what to do.
 OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
     "workers and threads"
+)
+#: The usual cause of hangs and crashes in a child that start method "fork" has made, and the remedy.
+AFTER_FORK = (
+    "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
+    "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
 
 #: Seconds that interpreter exit waits for all threads together.

@@ -1,40 +1,89 @@
-"""The numbers of a loader for those who watch it: Prometheus, OpenTelemetry, logs, TensorBoard, and all ranks of a job.
+"""The numbers of a loader for Prometheus.
 
-Role: what users import. Everything here asks `DataLoader2.stats`, which costs a fraction of a millisecond, when it
-is asked itself; an item costs nothing more. Each measurement has the label `rank`.
+Role: what users import, a thin layer over the official client library, which serves and encodes in threads of its own.
+Each question calls `DataLoader2.stats`, which costs a fraction of a millisecond; an item costs nothing more. A loader
+that was shut down keeps giving its last numbers.
 """
 
 from __future__ import annotations
 
-import logging
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdata._observe.metrics.exporters import (
-    MetricsServer,
-    PeriodicLog,
-    PrometheusCollector,
-    TensorBoardHook,
-    instrument,
-)
-from torchdata._observe.metrics.ranks import RankSkew
-from torchdata._observe.metrics.ranks import rank_skew as _rank_skew
+from torchdata._observe.measuring import FAMILIES, Family, Measuring
+from torchdata._optional import optional_import
 
 if TYPE_CHECKING:
-    from torchdata._observe.stats.model import LoaderStats
     from torchdata.dataloader2 import DataLoader2
 
-__all__ = [
-    "MetricsServer",
-    "PeriodicLog",
-    "PrometheusCollector",
-    "RankSkew",
-    "TensorBoardHook",
-    "log",
-    "opentelemetry",
-    "prometheus",
-    "rank_skew",
-    "tensorboard",
-]
+__all__ = ["MetricsServer", "PrometheusCollector", "prometheus"]
+
+
+class PrometheusCollector:
+    """A collector for a registry of prometheus_client.
+
+    Args:
+        loader: the loader.
+        rank: the label `rank`; None finds out.
+    """
+
+    def __init__(self, loader: Any, rank: int | None = None) -> None:
+        self._measuring = Measuring(loader, rank)
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Any]:
+        """The families, without measuring: what a registry asks for when the collector is registered."""
+        return list(self._families().values())
+
+    def collect(self) -> Iterator[Any]:
+        """Measures; called at each scrape, in threads of the server."""
+        with self._lock:
+            measured, rank = self._measuring.measure(), self._measuring.rank
+        families = self._families()
+        for one in measured:
+            families[one.family].add_metric([rank, *one.labels], one.value)
+        yield from (family for family in families.values() if family.samples)
+
+    @staticmethod
+    def _families() -> dict[Family, Any]:
+        core = optional_import("prometheus_client.core", extra="prometheus", needed_by="metrics.prometheus")
+        kinds = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+        return {
+            family: kinds[family.kind](f"torchdata_{family.name}", family.help, labels=["rank", *family.labels])
+            for family in FAMILIES
+        }
+
+
+class MetricsServer:
+    """A server of a loader's numbers; see `prometheus`."""
+
+    def __init__(self, loader: Any, port: int, address: str, rank: int | None) -> None:
+        client = optional_import("prometheus_client", extra="prometheus", needed_by="metrics.prometheus")
+        registry = client.CollectorRegistry()
+        registry.register(PrometheusCollector(loader, rank))
+        self._server, self._thread = client.start_http_server(port, address, registry)
+        host = f"[{address}]" if ":" in address else address
+        self._url = f"http://{host}:{self._server.server_port}/metrics"
+
+    @property
+    def url(self) -> str:
+        """Where the numbers are."""
+        return self._url
+
+    def close(self) -> None:
+        """Stops serving; may be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+            self._thread.join()
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def prometheus(
@@ -58,89 +107,3 @@ def prometheus(
         OSError: the port is in use.
     """
     return MetricsServer(loader, port, address, rank)
-
-
-def opentelemetry(loader: DataLoader2[Any], meter: Any = None, *, rank: int | None = None) -> None:
-    """Makes observable instruments of OpenTelemetry for a loader's numbers, named `torchdata.items` and so on.
-
-    They hold the loader weakly, and observe its last numbers once it is gone.
-
-    Args:
-        loader: the loader.
-        meter: where the instruments are made; None takes that of the global provider.
-        rank: the attribute `rank`; None takes the rank of the job.
-
-    Raises:
-        ModuleNotFoundError: opentelemetry is not installed (extra `otel`).
-    """
-    instrument(loader, meter, rank)
-
-
-def log(
-    loader: DataLoader2[Any],
-    every: float = 60.0,
-    *,
-    logger: logging.Logger | None = None,
-    level: int = logging.INFO,
-) -> PeriodicLog:
-    """Logs a line about a loader now and then: rate, waits, items ready, memory, restarts.
-
-    The record's attribute `torchdata` is a dict of all numbers of the loader.
-
-    Args:
-        loader: the loader.
-        every: seconds between two lines.
-        logger: where they go; None is the logger "torchdata".
-        level: the level.
-
-    Returns:
-        The writer of these lines, a context manager: it ends with `close()`.
-    """
-    return PeriodicLog(loader, every, logger, level)
-
-
-def tensorboard(loader: DataLoader2[Any], writer: Any, prefix: str = "data") -> TensorBoardHook:
-    """A function of a step that writes a loader's numbers as scalars.
-
-    Args:
-        loader: the loader.
-        writer: what has `add_scalar(name, value, step)`: torch's or tensorboardX's `SummaryWriter`.
-        prefix: what the names begin with.
-
-    Raises:
-        TypeError: the writer has no such method.
-
-    Example:
-        >>> import torchdata.metrics
-        >>> from torchdata.dataloader2 import DataLoader2
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> class Writer:
-        ...     def add_scalar(self, name, value, step):
-        ...         if name == "data/items":
-        ...             print(name, value, step)
-        >>> loader = DataLoader2(IterableWrapper(range(4)))
-        >>> write = torchdata.metrics.tensorboard(loader, Writer())
-        >>> for step, item in enumerate(loader):
-        ...     if step % 2 == 1:
-        ...         write(step)
-        data/items 2.0 1
-        data/items 4.0 3
-    """
-    return TensorBoardHook(loader, writer, prefix)
-
-
-def rank_skew(loader: DataLoader2[Any], since: LoaderStats | None = None) -> RankSkew:
-    """How long each rank has waited for data: the least, the median, the most, and who.
-
-    All ranks must call it, at the same point of the program, as they do with a barrier: between two epochs, say. The
-    rank that waits longest for its own workers is the one that holds up the others.
-
-    Args:
-        loader: a loader with a `DistributedReadingService`.
-        since: earlier statistics of the loader, from which on to count.
-
-    Raises:
-        TypeError: the loader has no such service.
-        RuntimeError: no epoch has begun; or the service was given a group, which the loader's own thread may be using.
-    """
-    return _rank_skew(loader, since)

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, settings
 from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
-from torchdata._native import use_huge_pages
 
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
 # the same examples: `pytest --hypothesis-profile=random` looks for others.
@@ -138,15 +137,10 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_heap(request: pytest.FixtureRequest) -> None:
-    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect.
-
-    Where a file has tests that fork, it is put into huge pages, too.
-    """
+def _small_heap() -> None:
+    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect."""
     gc.collect()
     gc.freeze()
-    if not is_unit(request.path):
-        use_huge_pages()
 
 
 @pytest.fixture(autouse=True)
@@ -199,10 +193,11 @@ def _web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def web(_web: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """An HTTP server over an empty folder, reached without a proxy."""
+    """An HTTP server over an empty folder, reached without a proxy and, after a fault, without a long wait."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr("torchdata.datapipes.iter.web.client.BACKOFF", 0.001)
     for file in _web.folder.iterdir():
         file.unlink()
     return _web

@@ -9,6 +9,7 @@ __all__ = [
     "PrefetchTimeoutError",
     "RankGroup",
     "RanksLostError",
+    "TorchRanks",
     "check_group",
     "check_timeout",
 ]
@@ -64,6 +65,13 @@ class RankGroup(Protocol):
 
     def close(self) -> None:
         """Frees what the group holds."""
+
+
+class TorchRanks(Protocol):
+    """A `ProcessGroup` or a `DeviceMesh` of torch."""
+
+    def size(self) -> int:
+        """The number of ranks."""
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,15 +39,17 @@ class Opening:
 
     Args:
         dist: the module `torch.distributed`, with its default process group.
-        number: the number of the group, which is the same on all ranks.
+        prefix: the prefix of the keys in the store, which is the same on all ranks.
+        members: the ranks of the group, as the job numbers them.
         timeout: seconds after which ranks that are missing are reported.
         whose: who opens it, for messages.
     """
 
-    def __init__(self, dist: Any, number: int, timeout: float, whose: str) -> None:
-        self._dist, self._prefix, self._timeout = dist, f"torchdata/{number}", timeout
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._me = f"{whose} on rank {self._rank}"
+    def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
+        self._dist, self._prefix, self._timeout = dist, prefix, timeout
+        self._members, self._job_size = members, dist.get_world_size()
+        self._rank, self._size = members.index(dist.get_rank()), len(members)
+        self._me = f"{whose} on rank {members[self._rank]}"
         self._until = time.monotonic() + timeout
 
     @property
@@ -64,6 +66,14 @@ class Opening:
         """
         meeting = self._host() if self._rank == 0 else self._join()
         return meeting, self._left
+
+    def agree(self, key: str, value: str) -> str:
+        """The first value that any process gave for a key.
+
+        Raises:
+            RanksLostError: the store is gone or does not answer.
+        """
+        return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
         secret = os.urandom(32)
@@ -82,10 +92,11 @@ class Opening:
     def _join(self) -> Meeting:
         offer = self._ask_store(self._look_for_hub)
         if isinstance(offer, list):
+            absent = describe_ranks(self._members[rank] for rank in offer)
             raise PrefetchTimeoutError(
                 self._timeout,
-                f"{self._me}: {describe_ranks(offer)} of {self._size} did not begin to iterate within "
-                f"{self._timeout:g} s: busy, or dead; raise the timeout if that is how it should be",
+                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: busy, "
+                "or dead; raise the timeout if that is how it should be",
             )
         secret = bytes.fromhex(offer["secret"])
         addresses = _addresses_to_try(offer, _host_of(self._dist))
@@ -102,10 +113,11 @@ class Opening:
                 if not self._left:
                     break
             if not self._left:
+                hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
-                    f"{self._me}: rank 0 of {self._size}, to which all others connect, did not answer within "
+                    f"{self._me}: {hub}, to which all others connect, did not answer within "
                     f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, "
-                    "or they have no network in common; on rank 0, GLOO_SOCKET_IFNAME names the interface to use"
+                    "or they have no network in common; on that rank, GLOO_SOCKET_IFNAME names the interface to use"
                 )
             time.sleep(_LONGEST_NAP)
 

@@ -1,5 +1,7 @@
 """A group of ranks on `torch.distributed`: connections of its own, which the job's store helps to make.
 
+It has all ranks of the job, or those of one of torch's process groups.
+
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
 every rank to rank 0, served by a native thread while the group is in use, so that its messages never mix with those of
 the training, and the ranks that are left notice each one that fails, rank 0 included. `torchdata_core::ranks` says how.
@@ -13,6 +15,8 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
+from collections import defaultdict
+from hashlib import sha256
 from typing import Any
 
 from torchdata._native import Meeting
@@ -22,8 +26,8 @@ from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
 __all__ = ["TorchGroup", "require_available", "require_initialized"]
 
-#: Numbers the groups of this process; every rank opens them in the same order.
-_numbers = itertools.count()
+#: Numbers the groups of this process by their ranks; every rank of them opens them in the same order.
+_numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: More than any other value of 64 bits, for the least of all to be another rank's.
 _LARGEST = 2**63 - 1
@@ -82,11 +86,12 @@ def require_initialized(whose: str) -> Any:
 
 
 class TorchGroup(UncopyableGroup):
-    """All ranks of the job, through connections of their own that the job's store helps to make.
+    """Ranks of the job, through connections of their own that the job's store helps to make.
 
     Args:
         timeout: seconds after which an operation fails.
         whose: who uses the group, for messages.
+        members: the ranks as the job numbers them, this one among them; None for all.
 
     Raises:
         RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
@@ -94,13 +99,22 @@ class TorchGroup(UncopyableGroup):
         RanksLostError: rank 0 or the store of the job is gone, or does not answer.
     """
 
-    def __init__(self, timeout: float, whose: str) -> None:
+    def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:
         dist = require_initialized(whose)
         self._timeout, self._whose = timeout, whose
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._job_size = dist.get_world_size()
+        everyone = tuple(range(self._job_size))
+        self._members = members = everyone if members is None else members
+        self.rank, self.world_size = members.index(dist.get_rank()), len(members)
         self._given_up = False
         self._broken = False
-        meeting, left = Opening(dist, next(_numbers), timeout, whose).meet()
+        number = next(_numbers[members])
+        prefix, self._seeds = f"torchdata/{number}", None
+        if members != everyone:
+            prefix = f"torchdata/{sha256(repr(members).encode()).hexdigest()[:16]}/{number}"
+            self._seeds = f"torchdata/seeds of {self.world_size}/{number}"
+        self._agreements = 0
+        meeting, left = Opening(dist, prefix, members, timeout, whose).meet()
         blame = meeting.open(left)
         if blame is not None:
             raise self._failure(*blame)
@@ -116,6 +130,17 @@ class TorchGroup(UncopyableGroup):
     def broadcast(self, value: int) -> int:
         """The value of rank 0, on every rank. All wait for all, so that none begins what another one cannot."""
         return self._run(value if self.rank == 0 else _LARGEST)
+
+    def agree(self, value: str) -> str:
+        """The value of the first group to ask, among all groups of this size; its own on ranks other than rank 0.
+
+        Tensor-parallel ranks are each in another data-parallel group. By this they shuffle alike.
+        """
+        number, self._agreements = self._agreements, self._agreements + 1
+        if self._seeds is None or self.rank != 0:
+            return value
+        opening = Opening(require_initialized(self._whose), self._seeds, self._members, self._timeout, self._whose)
+        return opening.agree(str(number), value)
 
     def all_reduce_min(self, value: int) -> int:
         """The least value of all ranks, on every rank."""
@@ -140,15 +165,16 @@ class TorchGroup(UncopyableGroup):
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
         """The exception to raise, with the names of the ranks at fault."""
-        me = f"{self._whose} on rank {self.rank}"
+        members, size = self._members, self._job_size
+        me = f"{self._whose} on rank {members[self.rank]}"
         if by != self.rank:
-            me += f": rank {by} of {self.world_size} gave up before"
+            me += f": rank {members[by]} of {size} gave up before"
         elif ranks == [self.rank]:
             return RanksLostError(
                 f"{me}: the ranks have lost each other, because this one broke off a wait for them; end the job and "
                 "start it anew"
             )
-        fault = f"{describe_ranks(ranks)} of {self.world_size} {_FAULTS[what]}"
+        fault = f"{describe_ranks(members[rank] for rank in ranks)} of {size} {_FAULTS[what]}"
         if what in ("absent", "late"):
             message = (
                 f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if that is how it "

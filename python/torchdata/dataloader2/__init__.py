@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from torchdata._publishing import import_late
+from torchdata._version import warn_if_replaced
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
@@ -50,3 +51,4 @@ _LATE = {
     "state.describing": ["describe"],
 }
 import_late(globals(), {**_LATE, "reading_service": set(__all__).difference(*_LATE.values())})
+warn_if_replaced(__name__)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["adapter_list", "refuse_arguments", "require_service", "service_of"]
+__all__ = ["adapter_list", "refuse_arguments", "require_pipe", "require_service", "service_of"]
 
 #: Those of both loaders which a reading service takes; a pair of braces stands for the value.
 _OF_A_SERVICE = {
@@ -94,6 +95,14 @@ def require_service(service: Any) -> None:
     if service is not None and not is_service(service):
         raise TypeError(
             f"reading_service must be an instance of a ReadingServiceInterface or None, but got {service!r}"
+        )
+
+
+def require_pipe(datapipe: Any) -> None:
+    if not is_pipe(datapipe):
+        raise TypeError(
+            f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {datapipe!r} of type "
+            f"{type(datapipe).__name__}; put data into an IterableWrapper first"
         )
 
 

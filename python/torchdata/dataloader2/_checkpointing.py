@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from torchdata._engine.snapshots import unseal
@@ -18,6 +17,7 @@ from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
+from torchdata.dataloader2.state.identity import require_same_settings
 from torchdata.dataloader2.state.layout import (
     CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
@@ -30,13 +30,14 @@ from torchdata.dataloader2.state.layout import (
     VERSION_KEY_NAME,
     Randomness,
     checksums,
+    is_of_0_9,
     unpack_randomness,
 )
-from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.state import replays
 
-__all__ = ["StateKeeper", "number_of_items", "unpacked_pipe"]
+__all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
 #: Less than so many seconds nobody minds.
 _LEAST = 5.0
@@ -76,7 +77,7 @@ class StateKeeper:
 
         Args:
             items_ago: as of how many items ago.
-            with_pipe: whether the pipe itself stands in it; None: if it is small.
+            with_pipe: whether it holds the pipe itself; None: if the pipe is small and can be pickled.
             has_begun: whether an iterator was made since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run
@@ -174,25 +175,23 @@ class StateKeeper:
     def _snapshot_for(self, state: Mapping[str, Any], strict: bool, allow_pickle: bool) -> Snapshot | None:
         """The pipe of the state, if that is to be read; None for the loader's own."""
         pipeline = self._pipeline
-        if pipeline.datapipe is not None and PIPELINE_KEY_NAME in state:
+        if is_of_0_9(state):
+            warn_of_0_9(stacklevel=4)
+        if pipeline.datapipe is not None:
             pipeline.require_pipe()
             pipeline.note_identity()
-            pipeline.identity.compare(state[PIPELINE_KEY_NAME], strict)
+            if strict and PIPELINE_KEY_NAME in state:  # a state of torchdata 0.9 does not describe its pipe
+                pipeline.identity.compare(state[PIPELINE_KEY_NAME], between_epochs=_is_between_epochs(state))
             return None
         if not allow_pickle:
             raise ValueError(
                 "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: opening it "
                 "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
             )
-        datapipe = unpacked_pipe(state)
-        other = _difference(pipeline.snapshot.copy(), datapipe)
-        if other:
-            warnings.warn(
-                f"the loaded state brings a pipeline of its own, which replaces that of this loader: {other}; "
-                "make the loader by DataLoader2.from_state(state, reading_service) if that is meant",
-                stacklevel=3,
-            )
-        return Snapshot(datapipe)
+        snapshot = Snapshot(unpacked_pipe(state))
+        if pipeline.adapters and strict and PIPELINE_KEY_NAME in state and not _is_between_epochs(state):
+            require_same_settings(state[PIPELINE_KEY_NAME], fingerprint(pipeline.adapted(snapshot.copy())))
+        return snapshot
 
     def set(self, state: Mapping[str, Any], randomness: Randomness | None, strict: bool, places: SavedPlaces) -> None:
         """Makes a loader that has not begun go on where a state was saved, which was checked."""
@@ -205,15 +204,19 @@ class StateKeeper:
         self.loaded = dict(state)
 
 
-def _difference(own: Any, loaded: Any) -> str:
-    """Where two graphs are made of different pipes, in words; empty if they are not, or one of them is none."""
-    if not is_pipe(own) or not is_pipe(loaded):
-        return ""
-    ours, theirs = ([type(pipe).__name__ for pipe in Graph(end)] for end in (own, loaded))
-    for place, (mine, other) in enumerate(zip_longest(ours, theirs)):
-        if mine != other:
-            return f"pipe {place + 1} from the source on is {other or 'missing'} where this loader has {mine or 'none'}"
-    return ""
+def warn_of_0_9(stacklevel: int) -> None:
+    """Warns of a state of torchdata 0.9; the level is that of the user's call, counted from the caller."""
+    warnings.warn(
+        "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again from "
+        "its first item, and seeded orders are not those of torchdata 0.9",
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _is_between_epochs(state: Mapping[str, Any]) -> bool:
+    """Whether no item of a state's epoch is made again or passed over."""
+    place = state.get(ITERATION_STATE_KEY_NAME)
+    return place is None or (place["ended"] and place["workers"] is None)
 
 
 def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:
@@ -224,7 +227,18 @@ def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
             "load_state_dict(state), or save the state by state_dict(with_pipe=True)"
         )
-    datapipe: DataPipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, pickled)
+    is_old = is_of_0_9(state)
+    try:
+        datapipe: DataPipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, pickled)
+        if is_old:
+            require_arguments(datapipe)
+    except ValueError as error:
+        if not is_old:
+            raise
+        raise ValueError(
+            f"the pipe in this state of torchdata 0.9 cannot be loaded here: {error.__cause__ or error}. Make a "
+            "DataLoader2 with the pipe and call its load_state_dict(state), which takes only the seed from such a state"
+        ) from error
     if not is_pipe(datapipe):
         raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
     return datapipe

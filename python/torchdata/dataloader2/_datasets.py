@@ -10,7 +10,12 @@ from typing import Any
 
 from torchdata.dataloader2.graph.settings import is_sharding
 from torchdata.datapipes._pipe.checks import check_callable, check_int, is_dataset
-from torchdata.datapipes._pipe.datasets import is_generator_function, is_indexed, splits_itself
+from torchdata.datapipes._pipe.datasets import (
+    is_generator_function,
+    is_indexed,
+    splits_among_ranks,
+    splits_itself,
+)
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -73,8 +78,9 @@ def pipeline_over(
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
         own = splits_itself(dataset)
-        pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)
-        pipe.set_sharding_block(batch_size)
+        if not own or not splits_among_ranks(dataset):
+            pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)
+            pipe.set_sharding_block(batch_size)
     if batch_size is not None:
         pipe = pipe.batch(batch_size, drop_last)
         return pipe.collate() if collate_fn is None else pipe.map(collate_fn)  # type: ignore[no-any-return]

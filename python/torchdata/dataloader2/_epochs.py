@@ -207,6 +207,9 @@ class EpochRun:
         self.is_iterating = True
         try:
             if service is not None:
+                if place is None:
+                    pipeline.contract.agree_on_seeds(self.seeds.generator)
+                    self.seeds.initial = copy.copy(self.seeds.generator)
                 reset = service.initialize_iteration(self.seeds.generator)
                 if reset is not None:
                     pipeline.datapipe = reset(pipeline.datapipe)

@@ -13,7 +13,7 @@ from typing import Any
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._reporting import add_note
 from torchdata._threads import Work
-from torchdata.dataloader2._arguments import require_service
+from torchdata.dataloader2._arguments import require_pipe, require_service
 from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
@@ -85,16 +85,21 @@ class Pipeline:
         """
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
-            for adapter in self.adapters:
-                changed = adapter(datapipe)
-                if not is_pipe(changed):
-                    raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {changed!r}")
-                datapipe = changed
+            datapipe = self.adapted(datapipe)
             snapshot = Snapshot(datapipe)
         self.datapipe = datapipe
         self.name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
         self.snapshot = snapshot
         self.identity = Identity(snapshot, self._serialize)
+
+    def adapted(self, datapipe: Any) -> Any:
+        """A graph after the adapters, which may change it in place."""
+        for adapter in self.adapters or ():
+            changed = adapter(datapipe)
+            if not is_pipe(changed):
+                raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {changed!r}")
+            datapipe = changed
+        return datapipe
 
     @property
     def contract(self) -> ReadingServiceInterface:
@@ -103,11 +108,8 @@ class Pipeline:
 
     def require_pipe(self) -> None:
         """Raises TypeError if the loader was given something else. A service may make something else of a pipe."""
-        if not self.is_taken_over and not is_pipe(self.datapipe):
-            raise TypeError(
-                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {self.datapipe!r} of type "
-                f"{type(self.datapipe).__name__}; put data into an IterableWrapper first"
-            )
+        if not self.is_taken_over:
+            require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
         """Finds out what the graph is made of, as long as it is whole."""

@@ -33,6 +33,7 @@ from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     forget_state,
+    is_one_to_one,
     iterate,
     load_generators,
     load_state,
@@ -527,7 +528,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
     """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
     pipe = graph.end
     while not isinstance(pipe, kind):
-        known = type(pipe) in HOLDING or getattr(type(pipe), "one_to_one", False)
+        known = type(pipe) in HOLDING or is_one_to_one(pipe)
         sources = graph.sources(pipe)
         if not known or len(sources) != 1:
             return None

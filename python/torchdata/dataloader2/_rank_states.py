@@ -19,10 +19,8 @@ from torchdata.dataloader2.state.layout import (
     PIPELINE_KEY_NAME,
     RANKS_KEY_NAME,
     READING_SERVICE_STATE_KEY_NAME,
-    fingerprint_in,
     unpack_randomness,
 )
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
@@ -46,8 +44,6 @@ class SavedPlaces:
 
     ranks: SavedRanks | None
     places: Mapping[int, dict[str, Any]]
-    #: The fingerprint of the pipeline that the state was saved from; None if it is not known.
-    fingerprint: Fingerprint | None = None
 
     def fitted(self, pipeline: Pipeline, workers: int, dispatches: bool) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
@@ -73,11 +69,9 @@ class SavedPlaces:
         place = self.places.get(rank if old_world == world else 0) or next(iter(self.places.values()))
         old, new = shape_of(place, (rank, old_world)), Shape(workers, dispatches, world, rank)
         same_processes = old.workers == new.workers and old.dispatches == new.dispatches
-        sizes = {} if self.fingerprint is None else pipeline.identity.resized(self.fingerprint)
-        if old.ranks == new.ranks and same_processes and not sizes:
+        if old.ranks == new.ranks and same_processes:
             return place
-        places = {rank: place} if sizes and old == new and len(self.places) == 1 else self.places
-        return divided_anew(places, old, new, pipeline.snapshot.copy(), sizes)
+        return divided_anew(self.places, old, new, pipeline.snapshot.copy())
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.
@@ -104,13 +98,13 @@ def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], S
     """
     if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
         _check(state, allow_pickle)
-        return dict(state), SavedPlaces(_ranks_in(state), _places({_rank_in(state): state}), _fingerprint_in(state))
+        return dict(state), SavedPlaces(_ranks_in(state), _places({_rank_in(state): state}))
     for each in state.values():
         _check(each, allow_pickle)
     _check_ranks(state)
     first = state[min(state)]
     _check_alike(state)
-    return dict(first), SavedPlaces(_ranks_in(first), _places(state), _fingerprint_in(first))
+    return dict(first), SavedPlaces(_ranks_in(first), _places(state))
 
 
 def _check(state: Any, allow_pickle: bool) -> None:
@@ -171,10 +165,6 @@ def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
                 f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
                 f"{moments[1][0]}. Save them on all ranks after the same step"
             )
-
-
-def _fingerprint_in(state: Mapping[str, Any]) -> Fingerprint | None:
-    return fingerprint_in(state[PIPELINE_KEY_NAME]) if PIPELINE_KEY_NAME in state else None
 
 
 def _pipeline_in(state: Mapping[str, Any]) -> Any:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, service_of
-from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
+from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
+from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe, warn_of_0_9
 from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
@@ -43,7 +42,7 @@ from torchdata.dataloader2.services.interface import (
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
-from torchdata.dataloader2.state.layout import unpack_randomness
+from torchdata.dataloader2.state.layout import is_of_0_9, unpack_randomness
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 if TYPE_CHECKING:
@@ -70,7 +69,9 @@ class DataLoader2(Finalized, Generic[T_co]):
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
     `DataLoader2[Any]` of any other object, and if adapters are functions, which may change the items.
 
-    The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
+    The loader works on copies of the pipes and of the service, so both can be used again elsewhere. The data in the
+    pipes is not copied: in the main process items come from the objects that the pipes were made of, and forked workers
+    inherit these. Only the start methods "spawn" and "forkserver" pickle them, once for all workers. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
     epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
     `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
@@ -152,6 +153,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
+        if datapipe is not None and datapipe_adapter_fn is None:  # which could make a pipe of something else
+            require_pipe(datapipe)
         adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
@@ -173,6 +176,8 @@ class DataLoader2(Finalized, Generic[T_co]):
     _datapipe_iter = part("_run.delivery.source")
     _reset_iter = part("_run.delivery.begun", "Whether the next `iter` begins an epoch.")
     _is_paused = part("_run.is_paused")
+    _pause = part("_run.pause", "The function that pauses the loader.")
+    _resume = part("_run.resume", "The function that resumes the loader after a pause.")
     _seed_generator = part("_seeds.generator")
     _initial_seed_generator = part("_seeds.initial")
     _terminated = part("_ending.has_begun")
@@ -210,9 +215,14 @@ class DataLoader2(Finalized, Generic[T_co]):
         """A loader of a data set, with the usual pipeline: order, share, batch, collate.
 
         Workers divide a data set that is read by index by its indices, so each item is loaded once. An iterable is read
-        whole in each worker, of which each takes its share, unless it divides itself (as Hugging Face's
-        `IterableDataset`). But for the latter, items come in the same order, and in the same batches, whatever the
-        number of workers.
+        whole in each worker, of which each takes its share, so its order must be the same in all workers: one that
+        shuffles needs a seed that they share, and different orders are an error. To have one process read it, give
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. An iterable that divides itself among workers, as
+        those of Hugging Face, webdataset, litdata and mosaicml-streaming, is read by each worker in part. But for the
+        latter, items come in the same order, and in the same batches, whatever the number of workers.
+
+        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers are told the epoch that
+        you have set, before each epoch. Set the same epoch before you go on from a state that was saved inside one.
 
         Args:
             dataset: what has a length and is read by index, such as PyTorch's `Dataset`; an iterable that can be read
@@ -268,7 +278,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         run = self._run
         with self._ending.changing:
             if self._terminated:
-                raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
+                raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down; make another")
             if self.datapipe is None:
                 raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
             self._pipeline.require_pipe()
@@ -380,12 +390,13 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         Args:
             items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
-            with_pipe: whether the pipe itself stands in the state, as `from_state` needs it; `load_state_dict` of a
-                loader that has the pipe does not. None: if it has at most 1 MiB.
+            with_pipe: whether the state holds the pipe itself. `from_state` needs the pipe; `load_state_dict` of a
+                loader that has the pipe does not. None: if the pipe can be pickled, to at most 1 MiB.
 
         Raises:
             RuntimeError: the loader has no pipe.
-            TypeError: the pipe does not pickle, and the message names the attribute at fault; or it is none.
+            TypeError: `with_pipe` is True, and the pipe cannot be pickled: the message names the attribute at fault.
+                Or the loader reads something that is not a pipe.
             ValueError: so many items were not given in this epoch.
         """
         ago = number_of_items("items_ago", items_ago)
@@ -396,9 +407,12 @@ class DataLoader2(Finalized, Generic[T_co]):
 
         The loader's own pipe is read, if it has one, which must be made of the same pipes, functions and parameters,
         and read data of the same kind and length; else that of the state, to which the loader's adapters are applied.
-        An iterator that was made but not asked for an item yet goes on as one of the loaded loader.
+        An iterator that was made but not asked for an item yet goes on as one of the loaded loader. The size of
+        batches and the settings of the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved
+        between two epochs.
 
-        States of earlier releases bring their own pipe, and a UserWarning tells if that is made of other pipes.
+        A state of torchdata 0.9 holds no position inside an epoch, and does not describe its pipe: the epoch of the
+        loader's pipe starts again with the seed of the state, and a UserWarning says so.
 
         The service may have another number of workers than the one with which the state was saved, and of ranks, where
         the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
@@ -444,6 +458,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
         loader = cls(datapipe, None, reading_service)
         loader._keeper.set(state, randomness, strict, places)
+        if is_of_0_9(state):
+            warn_of_0_9(stacklevel=2)
         return loader
 
     # -- the end -----------------------------------------------------------------------------------
@@ -476,12 +492,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     def __enter__(self) -> DataLoader2[T_co]:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, exc_value: BaseException | None, traceback: object) -> None:
         try:
             self.shutdown()
         except Exception as error:

@@ -20,7 +20,12 @@ from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import certain_lengths, check_int
-from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
+from torchdata.datapipes._pipe.datasets import (
+    is_coordinated,
+    is_indexed_only,
+    shuffles_itself,
+    splits_itself,
+)
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
@@ -33,6 +38,7 @@ Kind = Literal[
     "local-path",
     "no-shuffle-before-sharding",
     "not-sharded",
+    "own-order",
     "partly-sharded",
     "sharded-twice",
     "shuffle-after-dispatch",
@@ -74,9 +80,11 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remo
     Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
     branches of which some are sharded; a second `sharding_filter` behind a first one; a `shuffle` behind
     `sharding_round_robin_dispatch` where no seed is given; and a `sharding_filter` behind a source that divides its
-    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them. And it
-    finds a function before a `sharding_filter`, which each worker calls for all items, and blocks so large that some
-    workers get none. If the workers run on other machines, it finds sources that read a file or a folder of this one.
+    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them. It
+    finds a `sharding_filter` behind an iterable that shuffles by itself, whose order may differ from worker to worker.
+    And it finds a function before a `sharding_filter`, which each worker calls for all items, and blocks so large that
+    some workers get none. If the workers run on other machines, it finds sources that read a file or a folder of this
+    one.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -151,7 +159,7 @@ class _Linter:
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
-            found += [*self._work_before_sharding(), *self._too_few_blocks()]
+            found += [*self._own_order(), *self._work_before_sharding(), *self._too_few_blocks()]
         if self.remote:
             found += self._local_paths()
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
@@ -233,13 +241,41 @@ class _Linter:
             for source in self._upstream(pipe):
                 if _splits_itself(source):
                     kind = type(source.iterable).__name__
+                    loses = is_coordinated(source.iterable)
+                    wrong = "each of {} workers reads all of them and takes its share"
+                    if loses:
+                        wrong = "each of {} workers takes a share of a part, and some items are lost"
                     yield Finding(
                         "splits-itself",
                         f"{self._place(pipe)}: the {kind} in {self._place(source)} divides its items among workers by "
-                        f"itself, which it is kept from behind this filter, so each of {self.num_workers} workers "
-                        "reads all of them and takes its share; to have each read its own part alone, remove the "
-                        "filter, or with ranks make it `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
+                        f"itself, so behind this filter {wrong.format(self.num_workers)}; to have each read its own "
+                        "part alone, remove the filter, or with ranks make it "
+                        "`.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
                         pipe,
+                        loses,
+                    )
+
+    def _own_order(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            if not _divides(pipe) or id(pipe) in self.dispatched:
+                continue
+            for source in self._upstream(pipe):
+                iterable = vars(source).get("iterable")
+                if (
+                    id(source) not in self.dispatched
+                    and not is_pipe(iterable)
+                    and not _splits_itself(source)
+                    and shuffles_itself(iterable)
+                ):
+                    kind = getattr(iterable, "__name__", type(iterable).__name__)
+                    yield Finding(
+                        "own-order",
+                        f"{self._place(pipe)}: {kind} in {self._place(source)} seems to shuffle, and each of "
+                        f"{self.num_workers} workers reads all of it; unless their orders are the same, some items "
+                        "come twice and others never (a loader notices and raises an error); shuffle by the pipe "
+                        "`.shuffle()`, or with a seed that the workers share, or dispatch by "
+                        "`.sharding_round_robin_dispatch()` in the place of the filter",
+                        source,
                     )
 
     def _work_before_sharding(self) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 import torchdata.datapipes.iter
 import torchdata.datapipes.map
-from torchdata._ranks.group import RankGroup
+from torchdata._ranks.group import RankGroup, TorchRanks
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import CompressionType
@@ -24,375 +24,212 @@ T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 
 class IterForms(FunctionalForms, Generic[T_co]):
-    def add_index(
-        self,
-        index_name: Hashable = "index",
-    ) -> IterDataPipe[dict[Any, Any]]:
+    def add_index(self, index_name: Hashable = "index") -> IterDataPipe[dict[Any, Any]]:
         """Numbers the items, which are dicts: puts the number of each, from 0, into it."""
 
     def async_map_batches(
-        self,
-        async_fn: Callable[..., Awaitable[Any]],
-        batch_size: int,
-        input_col: Any = None,
-        output_col: Any = None,
-        max_concurrency: int = 32,
-        flatten: bool = True,
+        self, async_fn: Callable[..., Awaitable[Any]], batch_size: int, input_col: Any = None, output_col: Any = None,
+        max_concurrency: int = 32, flatten: bool = True,
     ) -> IterDataPipe[Any]:
         """Applies a coroutine function to the items of a batch at once, and yields the results in the
         items' order.
         """
 
     @overload
-    def batch(
-        self,
-        batch_size: int,
-        drop_last: bool = False,
-    ) -> IterDataPipe[DataChunk[T_co]]:
+    def batch(self, batch_size: int, drop_last: bool = False) -> IterDataPipe[DataChunk[T_co]]:
         """Puts consecutive items into batches."""
 
     @overload
     def batch(
-        self,
-        batch_size: int,
-        drop_last: bool = False,
-        *,
-        wrapper_class: Callable[[list[T_co]], R],
+        self, batch_size: int, drop_last: bool = False, *, wrapper_class: Callable[[list[T_co]], R],
     ) -> IterDataPipe[R]:
         """Puts consecutive items into batches."""
 
     @overload
-    def batch(
-        self,
-        batch_size: int,
-        drop_last: bool,
-        wrapper_class: Callable[[list[T_co]], R],
-    ) -> IterDataPipe[R]:
+    def batch(self, batch_size: int, drop_last: bool, wrapper_class: Callable[[list[T_co]], R]) -> IterDataPipe[R]:
         """Puts consecutive items into batches."""
 
     def bucketbatch(
-        self,
-        batch_size: int,
-        drop_last: bool = False,
-        batch_num: int = 100,
-        bucket_num: int = 1,
-        sort_key: Callable[[list[T_co]], Sequence[T_co]] | None = None,
-        use_in_batch_shuffle: bool = True,
+        self, batch_size: int, drop_last: bool = False, batch_num: int = 100, bucket_num: int = 1,
+        sort_key: Callable[[list[T_co]], Sequence[T_co]] | None = None, use_in_batch_shuffle: bool = True,
     ) -> IterDataPipe[DataChunk[T_co]]:
         """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the
         batches in random order.
         """
 
     def check_hash(
-        self,
-        hash_dict: Mapping[str, str],
-        hash_type: str = "sha256",
-        rewind: bool = True,
+        self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
         """Passes on the files whose hash is the expected one; any other is an error."""
 
     def collate(
-        self,
-        conversion: Any = ...,
-        collate_fn: Callable[..., Any] | None = None,
-        *,
+        self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
         """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than
         its items.
         """
 
-    def concat(
-        self,
-        *datapipes: Any,
-    ) -> IterDataPipe[Any]:
+    def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields the items of its inputs one input after another. `a + b` is the same."""
 
-    def cycle(
-        self,
-        count: int | None = None,
-    ) -> IterDataPipe[T_co]:
+    def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
         """Reads its source again and again."""
 
     def dataframe(
-        self,
-        dataframe_size: int = 1000,
-        dtype: Any = None,
-        dtype_generator: Callable[[], Any] | None = None,
-        columns: list[str] | None = None,
-        device: str = "",
-        library: str = "pandas",
+        self, dataframe_size: int = 1000, dtype: Any = None, dtype_generator: Callable[[], Any] | None = None,
+        columns: list[str] | None = None, device: str = "", library: str = "pandas",
     ) -> IterDataPipe[Any]:
         """Makes data frames of consecutive rows."""
 
     def decode_image(
-        self,
-        size: int | tuple[int, int] | None = None,
-        *,
-        crop: Literal["random", "center"] | Callable[[random.Random, int, int], Sequence[int]] | Sequence[int] | None = None,
-        flip: float = 0.0,
-        mode: str = "RGB",
-        layout: Literal["HWC", "CHW"] = "HWC",
-        scale: Literal["exact", "fast"] = "exact",
-        resample: str = "bilinear",
-        exif: bool = False,
-        truncated: Literal["error", "keep"] = "error",
-        as_tensor: bool = False,
-        input_col: Any = None,
-        output_col: Any = None,
+        self, size: int | tuple[int, int] | None = None, *, crop: Literal["random", "center"] | Callable[[random.Random,
+         int, int], Sequence[int]] | Sequence[int] | None = None, flip: float = 0.0, mode: str = "RGB",
+        layout: Literal["HWC", "CHW"] = "HWC", scale: Literal["exact", "fast"] = "exact", resample: str = "bilinear",
+        exif: bool = False, truncated: Literal["error", "keep"] = "error", as_tensor: bool = False,
+        input_col: Any = None, output_col: Any = None,
     ) -> torchdata.datapipes.iter.ImageDecoder:
         """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as
         `torchdata.images.decode` does it.
         """
 
     def decompress(
-        self,
-        file_type: str | CompressionType | None = None,
-        *,
-        max_ratio: float | None = 100.0,
+        self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they
         are.
         """
 
     def demux(
-        self,
-        num_instances: int,
-        classifier_fn: Callable[[T_co], int | None],
-        drop_none: bool = False,
+        self, num_instances: int, classifier_fn: Callable[[T_co], int | None], drop_none: bool = False,
         buffer_size: int = 1000,
     ) -> list[IterDataPipe[T_co]]:
         """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
 
-    def drop(
-        self,
-        indices: Hashable | list[Hashable],
-    ) -> IterDataPipe[Any]:
+    def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]:
         """Takes columns out of every item."""
 
     def end_caching(
-        self,
-        mode: str = "wb",
-        filepath_fn: Callable[..., Any] | None = None,
-        *,
-        same_filepath_fn: bool = False,
-        skip_read: bool = False,
-        timeout: float = 300,
+        self, mode: str = "wb", filepath_fn: Callable[..., Any] | None = None, *, same_filepath_fn: bool = False,
+        skip_read: bool = False, timeout: float = 300,
     ) -> torchdata.datapipes.iter.EndOnDiskCacheHolder:
         """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
 
-    def enumerate(
-        self,
-        starting_index: int = 0,
-    ) -> IterDataPipe[tuple[int, T_co]]:
+    def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]:
         """Numbers the items: yields `(number, item)`."""
 
     def extract(
-        self,
-        file_type: str | CompressionType | None = None,
-        *,
-        max_ratio: float | None = 100.0,
+        self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """An older name of `Decompressor`, which is what this makes."""
 
     @overload
-    def filter(
-        self,
-        filter_fn: Callable[[T_co], bool | bool_],
-        input_col: None = None,
-    ) -> IterDataPipe[T_co]:
+    def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
         """Passes on the items for which a function returns True. Streams in the other items are closed."""
 
     @overload
-    def filter(
-        self,
-        filter_fn: Callable[..., bool | bool_],
-        input_col: Any,
-    ) -> IterDataPipe[T_co]:
+    def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
         """Passes on the items for which a function returns True. Streams in the other items are closed."""
 
     @overload
-    def flatmap(
-        self,
-        fn: Callable[[T_co], Iterable[R]],
-        input_col: None = None,
-    ) -> IterDataPipe[R]:
+    def flatmap(self, fn: Callable[[T_co], Iterable[R]], input_col: None = None) -> IterDataPipe[R]:
         """Applies a function to every item and yields the members of its results one after another."""
 
     @overload
-    def flatmap(
-        self,
-        fn: None = None,
-        input_col: Any = None,
-    ) -> IterDataPipe[Any]:
+    def flatmap(self, fn: None = None, input_col: Any = None) -> IterDataPipe[Any]:
         """Applies a function to every item and yields the members of its results one after another."""
 
     @overload
-    def flatmap(
-        self,
-        fn: Callable[..., Any],
-        input_col: Any,
-    ) -> IterDataPipe[Any]:
+    def flatmap(self, fn: Callable[..., Any], input_col: Any) -> IterDataPipe[Any]:
         """Applies a function to every item and yields the members of its results one after another."""
 
-    def flatten(
-        self,
-        indices: Hashable | list[Hashable] | None = None,
-    ) -> IterDataPipe[Any]:
+    def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
         """Puts the members of columns that hold several into the item itself, one level deep."""
 
     def fork(
-        self,
-        num_instances: int,
-        buffer_size: int = 1000,
-        copy: Literal["shallow", "deep"] | None = None,
+        self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
     ) -> list[IterDataPipe[T_co]]:
         """Gives a pipe several readers: returns a list of children that each yield all items."""
 
     def fullsync(
-        self,
-        timeout: float = 1800,
-        process_group: RankGroup | None = None,
+        self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
         """Ends the iteration on all ranks of a distributed job after the same number of items: when the
         first rank ends.
         """
 
     def groupby(
-        self,
-        group_key_fn: Callable[[T_co], Any],
-        *,
-        keep_key: bool = False,
-        buffer_size: int | None = 10000,
-        group_size: int | None = None,
-        guaranteed_group_size: int | None = None,
-        drop_remaining: bool = False,
+        self, group_key_fn: Callable[[T_co], Any], *, keep_key: bool = False, buffer_size: int | None = 10000,
+        group_size: int | None = None, guaranteed_group_size: int | None = None, drop_remaining: bool = False,
     ) -> IterDataPipe[Any]:
         """Collects items with equal keys into groups and yields each group when it is full."""
 
-    def header(
-        self,
-        limit: int | None = 10,
-    ) -> IterDataPipe[T_co]:
+    def header(self, limit: int | None = 10) -> IterDataPipe[T_co]:
         """Passes on the first items only."""
 
     def in_batch_shuffle(self) -> torchdata.datapipes.iter.InBatchShuffler:
         """Shuffles the members of each batch; the order of the batches stays."""
 
-    def in_memory_cache(
-        self,
-        size: float | None = None,
-    ) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
+    def in_memory_cache(self, size: float | None = None) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
         """Remembers its items, so that from the second epoch on what comes before does not run again."""
 
-    def lines_to_paragraphs(
-        self,
-        joiner: Callable[[list[Any]], Any] = ...,
-    ) -> IterDataPipe[tuple[str, Any]]:
+    def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
         ends one.
         """
 
     def list_files(
-        self,
-        masks: str | list[str] = "",
-        *,
-        recursive: bool = False,
-        abspath: bool = False,
-        non_deterministic: bool = False,
-        length: int = -1,
+        self, masks: str | list[str] = "", *, recursive: bool = False, abspath: bool = False,
+        non_deterministic: bool = False, length: int = -1,
     ) -> IterDataPipe[str]:
         """Yields the paths of the files in one or several directories."""
 
-    def list_files_by_ais(
-        self,
-        url: str,
-        length: int = -1,
-        *,
-        timeout: float = 20.0,
-    ) -> IterDataPipe[str]:
+    def list_files_by_ais(self, url: str, length: int = -1, *, timeout: float = 20.0) -> IterDataPipe[str]:
         """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
 
-    def list_files_by_fsspec(
-        self,
-        masks: str | list[str] = "",
-        **kwargs: Any,
-    ) -> IterDataPipe[str]:
+    def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
         """Yields the URLs of what lies in one or several directories of a file system that fsspec knows."""
 
     def list_files_by_iopath(
-        self,
-        masks: str | list[str] = "",
-        *,
-        pathmgr: Any = None,
-        handler: Any = None,
+        self, masks: str | list[str] = "", *, pathmgr: Any = None, handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathFileLister:
         """Yields the paths of what lies in one or several directories that iopath knows."""
 
     def list_files_by_s3(
-        self,
-        length: int = -1,
-        request_timeout_ms: int = -1,
-        region: str = "",
-        masks: str | list[str] = "",
-        *,
-        endpoint_url: str = "",
-        config: Mapping[str, Any] | None = None,
+        self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
+        endpoint_url: str = "", config: Mapping[str, Any] | None = None, max_retries: int = 3,
     ) -> IterDataPipe[str]:
         """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
 
     def load_files_by_ais(
-        self,
-        url: str,
-        length: int = -1,
-        *,
-        timeout: float = 20.0,
+        self, url: str, length: int = -1, *, timeout: float = 20.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens objects of an AIStore cluster: yields pairs of URL and stream."""
 
     def load_files_by_s3(
-        self,
-        request_timeout_ms: int = -1,
-        region: str = "",
-        buffer_size: int | None = None,
-        multi_part_download: bool | None = None,
-        *,
-        endpoint_url: str = "",
-        config: Mapping[str, Any] | None = None,
+        self, request_timeout_ms: int = -1, region: str = "", buffer_size: int | None = None,
+        multi_part_download: bool | None = None, *, endpoint_url: str = "", config: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens S3 objects: yields pairs of URL and stream."""
 
     def load_from_bz2(
-        self,
-        length: int = -1,
-        *,
-        max_ratio: float | None = 100.0,
+        self, length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream."""
 
     def load_from_rar(
-        self,
-        *,
-        length: int = -1,
-        max_ratio: float | None = 100.0,
+        self, *, length: int = -1, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`."""
 
     def load_from_tar(
-        self,
-        mode: str = "r:*",
-        length: int = -1,
-        *,
-        max_ratio: float | None = 100.0,
+        self, mode: str = "r:*", length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file."""
 
     def load_from_tfrecord(
-        self,
-        spec: TFRecordExampleSpec | None = None,
-        length: int = -1,
-        verify_checksums: bool = True,
-        *,
+        self, spec: TFRecordExampleSpec | None = None, length: int = -1, verify_checksums: bool = True, *,
         max_length: int | None = 134217728,
     ) -> IterDataPipe[dict[str, Any]]:
         """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per
@@ -400,99 +237,55 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def load_from_xz(
-        self,
-        length: int = -1,
-        *,
-        max_ratio: float | None = 100.0,
+        self, length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream."""
 
     def load_from_zip(
-        self,
-        length: int = -1,
-        *,
-        max_ratio: float | None = 100.0,
+        self, length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads zip archives: yields pairs of path and stream, one per file."""
 
     def load_parquet_as_df(
-        self,
-        dtype: Any = None,
-        columns: list[str] | None = None,
-        device: str = "",
-        use_threads: bool = False,
-        library: str = "pandas",
-        *,
-        dataframe_size: int | None = None,
+        self, dtype: Any = None, columns: list[str] | None = None, device: str = "", use_threads: bool = False,
+        library: str = "pandas", *, dataframe_size: int | None = None,
     ) -> IterDataPipe[Any]:
         """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows."""
 
     @overload
-    def map(
-        self,
-        fn: Callable[[T_co], R],
-        input_col: None = None,
-        output_col: None = None,
-    ) -> IterDataPipe[R]:
+    def map(self, fn: Callable[[T_co], R], input_col: None = None, output_col: None = None) -> IterDataPipe[R]:
         """Applies a function to every item, or to columns of it."""
 
     @overload
-    def map(
-        self,
-        fn: Callable[..., Any],
-        input_col: Any,
-        output_col: Any = None,
-    ) -> IterDataPipe[Any]:
+    def map(self, fn: Callable[..., Any], input_col: Any, output_col: Any = None) -> IterDataPipe[Any]:
         """Applies a function to every item, or to columns of it."""
 
-    def map_batches(
-        self,
-        fn: Callable[[list[Any]], Any],
-        batch_size: int,
-        input_col: Any = None,
-    ) -> IterDataPipe[Any]:
+    def map_batches(self, fn: Callable[[list[Any]], Any], batch_size: int, input_col: Any = None) -> IterDataPipe[Any]:
         """Applies a function to batches of items and yields the members of its results one after another."""
 
     def max_token_bucketize(
-        self,
-        max_token_count: float,
-        len_fn: Callable[[Any], Any] = ...,
-        min_len: float = 0,
-        max_len: float | None = None,
-        buffer_size: int = 1000,
-        include_padding: bool = False,
+        self, max_token_count: float, len_fn: Callable[[Any], Any] = ..., min_len: float = 0,
+        max_len: float | None = None, buffer_size: int = 1000, include_padding: bool = False,
     ) -> IterDataPipe[DataChunk[Any]]:
         """Makes batches of items of similar length, each with a limited total length."""
 
-    def mux(
-        self,
-        *datapipes: Any,
-    ) -> IterDataPipe[Any]:
+    def mux(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
         yielded.
         """
 
-    def mux_longest(
-        self,
-        *datapipes: Any,
-    ) -> IterDataPipe[Any]:
+    def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields one item of each input in turn, passing over inputs that have ended, until all have."""
 
     def on_disk_cache(
-        self,
-        filepath_fn: Callable[..., Any] | None = None,
-        hash_dict: dict[str, str] | None = None,
-        hash_type: str = "sha256",
-        extra_check_fn: Callable[[str], bool] | None = None,
-        *,
+        self, filepath_fn: Callable[..., Any] | None = None, hash_dict: dict[str, str] | None = None,
+        hash_type: str = "sha256", extra_check_fn: Callable[[str], bool] | None = None, *,
         folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
         """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
 
     def on_error(
-        self,
-        how: Literal["skip"] = "skip",
-        limit: int | float | None = None,
+        self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
         """Skips items at which the pipes before it raise an exception: up to the source, or to the next
@@ -500,323 +293,191 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def open_files(
-        self,
-        mode: str = "r",
-        encoding: str | None = None,
-        length: int = -1,
+        self, mode: str = "r", encoding: str | None = None, length: int = -1,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files: yields pairs of path and stream."""
 
     def open_files_by_fsspec(
-        self,
-        mode: str = "r",
-        *,
-        kwargs_for_open: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, mode: str = "r", *, kwargs_for_open: Mapping[str, Any] | None = None, max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files by fsspec: yields pairs of URL and stream."""
 
     def open_files_by_iopath(
-        self,
-        mode: str = "r",
-        pathmgr: Any = None,
-        handler: Any = None,
+        self, mode: str = "r", pathmgr: Any = None, handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathFileOpener:
         """Opens files by iopath: yields pairs of path and stream."""
 
     def pack(
-        self,
-        max_tokens: int,
-        *,
-        method: Literal["first_fit", "in_order", "cut"] = "first_fit",
-        long: Literal["split", "truncate", "drop", "error"] = "split",
-        buffer_size: int = 16,
-        pad_value: float | Mapping[str, float] | None = None,
-        first_value: Mapping[str, float] | None = None,
-        columns: Collection[str] | None = None,
-        add: Collection[str] = ...,
-        drop_last: bool = False,
+        self, max_tokens: int, *, method: Literal["first_fit", "in_order", "cut"] = "first_fit",
+        long: Literal["split", "truncate", "drop", "error"] = "split", buffer_size: int = 16,
+        pad_value: float | Mapping[str, float] | None = None, first_value: Mapping[str, float] | None = None,
+        columns: Collection[str] | None = None, add: Collection[str] = ..., drop_last: bool = False,
     ) -> IterDataPipe[dict[str, Any]]:
         """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins."""
 
     def parse_csv(
-        self,
-        *,
-        skip_lines: int = 0,
-        decode: bool = True,
-        encoding: str = "utf-8",
-        errors: str | None = None,
-        return_path: bool = False,
-        as_tuple: bool = False,
-        **fmtparams: Any,
+        self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
+        return_path: bool = False, as_tuple: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
         """Yields the rows of CSV files, as lists of str."""
 
     def parse_csv_as_dict(
-        self,
-        *,
-        skip_lines: int = 0,
-        decode: bool = True,
-        encoding: str = "utf-8",
-        errors: str | None = None,
-        return_path: bool = False,
-        **fmtparams: Any,
+        self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
+        return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
         """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
 
-    def parse_json_files(
-        self,
-        **kwargs: Any,
-    ) -> IterDataPipe[tuple[str, Any]]:
+    def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
-    def pin_memory(
-        self,
-        device: Any = None,
-        pin_memory_fn: Callable[[Any, Any], Any] = ...,
-    ) -> IterDataPipe[T_co]:
+    def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
         """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main
         process.
         """
 
-    def prefetch(
-        self,
-        buffer_size: int | Literal["auto"] = 10,
-    ) -> IterDataPipe[T_co]:
+    def prefetch(self, buffer_size: int | Literal["auto"] = 10) -> IterDataPipe[T_co]:
         """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what
         comes after.
         """
 
     def random_split(
-        self,
-        weights: dict[Any, float],
-        seed: Any,
-        total_length: int | None = None,
-        target: Hashable | None = None,
+        self, weights: dict[Any, float], seed: Any, total_length: int | None = None, target: Hashable | None = None,
     ) -> Any:
         """Divides the items at random into groups of given sizes: returns one child for each group."""
 
     def read_arrow(
-        self,
-        columns: list[str] | None = None,
-        *,
-        parts: MapDataPipe[int] | None = None,
-        rows: bool = True,
-        frame_size: int | None = None,
-        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
-        dtype: Any = None,
-        writable: bool = False,
-        use_threads: bool = False,
+        self, columns: list[str] | None = None, *, parts: MapDataPipe[int] | None = None, rows: bool = True,
+        frame_size: int | None = None, library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
+        dtype: Any = None, writable: bool = False, use_threads: bool = False,
     ) -> IterDataPipe[Any]:
         """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
 
     def read_from_gdrive(
-        self,
-        *,
-        timeout: float | tuple[float | None, float | None] | None = None,
-        skip_on_error: bool = False,
-        **kwargs: Any,
+        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
 
     def read_from_http(
-        self,
-        timeout: float | tuple[float | None, float | None] | None = None,
-        skip_on_error: bool = False,
-        **kwargs: Any,
+        self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
+        max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
-        self,
-        *,
-        timeout: float | tuple[float | None, float | None] | None = None,
-        skip_on_error: bool = False,
-        **kwargs: Any,
+        self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
+        max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
         as `HttpReader`.
         """
 
-    def read_from_stream(
-        self,
-        chunk: int | None = None,
-    ) -> IterDataPipe[tuple[str, Any]]:
+    def read_from_stream(self, chunk: int | None = None) -> IterDataPipe[tuple[str, Any]]:
         """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield
         nothing.
         """
 
     def read_lance(
-        self,
-        dataset: Any,
-        columns: list[str] | None = None,
-        *,
-        rows: bool = True,
-        frame_size: int | None = None,
-        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
-        dtype: Any = None,
-        writable: bool = False,
+        self, dataset: Any, columns: list[str] | None = None, *, rows: bool = True, frame_size: int | None = None,
+        library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy", dtype: Any = None, writable: bool = False,
     ) -> IterDataPipe[Any]:
         """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked
         for at once.
         """
 
     def readlines(
-        self,
-        *,
-        skip_lines: int = 0,
-        strip_newline: bool = True,
-        decode: bool = False,
-        encoding: str = "utf-8",
-        errors: str | None = None,
-        return_path: bool = True,
+        self, *, skip_lines: int = 0, strip_newline: bool = True, decode: bool = False, encoding: str = "utf-8",
+        errors: str | None = None, return_path: bool = True,
     ) -> IterDataPipe[Any]:
         """Yields the lines of streams, as pairs of path and line."""
 
-    def repeat(
-        self,
-        times: int,
-    ) -> IterDataPipe[T_co]:
+    def repeat(self, times: int) -> IterDataPipe[T_co]:
         """Yields every item several times before the next one. The item is not copied."""
 
-    def round_robin_demux(
-        self,
-        num_instances: int,
-        buffer_size: int = 1000,
-    ) -> list[IterDataPipe[T_co]]:
+    def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
         """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the
         items `i`, `i + n`, `i + 2n` and so on.
         """
 
     def routed_decode(
-        self,
-        *handlers: Callable[[str, Any], Any],
-        key_fn: Callable[[str], str] = ...,
+        self, *handlers: Callable[[str, Any], Any], key_fn: Callable[[str], str] = ...,
         allow_pickle: bool | None = None,
     ) -> torchdata.datapipes.iter.RoutedDecoder:
         """Decodes files: yields pairs of path and what the first handler that knows the file made of its
         content.
         """
 
-    def rows2columnar(
-        self,
-        column_names: Collection[Hashable] | None = None,
-    ) -> IterDataPipe[dict[Any, list[Any]]]:
+    def rows2columnar(self, column_names: Collection[Hashable] | None = None) -> IterDataPipe[dict[Any, list[Any]]]:
         """Turns batches of rows into dicts of columns."""
 
     def sample_multiplex(
-        self,
-        pipes_to_weights_dict: dict[Any, float],
-        seed: int | None = None,
-        weight: float = 1.0,
+        self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
     ) -> torchdata.datapipes.iter.SampleMultiplexer:
         """Yields an item of this pipe or of another one at a time, chosen at random by their weights,
         until all have ended.
         """
 
     def save_by_fsspec(
-        self,
-        mode: str = "w",
-        filepath_fn: Callable[[Any], str] | None = None,
-        *,
-        kwargs_for_open: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, mode: str = "w", filepath_fn: Callable[[Any], str] | None = None, *,
+        kwargs_for_open: Mapping[str, Any] | None = None, **kwargs: Any,
     ) -> IterDataPipe[str]:
         """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is
         written.
         """
 
     def save_by_iopath(
-        self,
-        mode: str = "w",
-        filepath_fn: Callable[[Any], str] | None = None,
-        *,
-        pathmgr: Any = None,
+        self, mode: str = "w", filepath_fn: Callable[[Any], str] | None = None, *, pathmgr: Any = None,
         handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathSaver:
         """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is
         written.
         """
 
-    def save_to_disk(
-        self,
-        mode: str = "w",
-        filepath_fn: Callable[[Any], Any] | None = None,
-    ) -> IterDataPipe[str]:
+    def save_to_disk(self, mode: str = "w", filepath_fn: Callable[[Any], Any] | None = None) -> IterDataPipe[str]:
         """Writes files: yields the path of each when it is complete."""
 
-    def set_length(
-        self,
-        length: int,
-    ) -> IterDataPipe[T_co]:
+    def set_length(self, length: int) -> IterDataPipe[T_co]:
         """Gives a pipeline a length without changing its items."""
 
     def shard_expand(self) -> IterDataPipe[str]:
         """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
 
-    def sharding_filter(
-        self,
-        sharding_group_filter: Any = None,
-    ) -> IterDataPipe[T_co]:
+    def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
         """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from
         the i-th on.
         """
 
-    def sharding_round_robin_dispatch(
-        self,
-        sharding_group_filter: Any = None,
-    ) -> IterDataPipe[T_co]:
+    def sharding_round_robin_dispatch(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
         """Marks all that comes before it as one that must not be replicated."""
 
     @overload
     def shuffle(
-        self,
-        *,
-        buffer_size: int = 10000,
-        unbatch_level: Literal[0] = 0,
+        self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
         """
 
     @overload
-    def shuffle(
-        self,
-        *,
-        buffer_size: int = 10000,
-        unbatch_level: int,
-    ) -> torchdata.datapipes.iter.Shuffler[Any]:
+    def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
         """
 
     def shuffled_flatmap(
-        self,
-        fn: Callable[..., Any] | None = None,
-        input_col: Any = None,
-        buffer_size: int = 100,
+        self, fn: Callable[..., Any] | None = None, input_col: Any = None, buffer_size: int = 100,
     ) -> torchdata.datapipes.iter.ShuffledFlatMapper[Any]:
         """Applies a function to every item and mixes the members of its results: each one yielded is the
         next of a result chosen at random from a buffer.
         """
 
-    def slice(
-        self,
-        index: Any,
-        stop: int | None = None,
-        step: int | None = None,
-    ) -> IterDataPipe[Any]:
+    def slice(self, index: Any, stop: int | None = None, step: int | None = None) -> IterDataPipe[Any]:
         """Keeps some columns of every item."""
 
     @overload
     def threadpool_map(
-        self,
-        fn: Callable[[T_co], R],
-        input_col: None = None,
-        output_col: None = None,
-        scheduled_tasks: int = 128,
-        max_workers: int | None = None,
-        **threadpool_kwargs: Any,
+        self, fn: Callable[[T_co], R], input_col: None = None, output_col: None = None, scheduled_tasks: int = 128,
+        max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[R]:
         """Applies a function to every item, or to columns of it, in several threads. Results come in the
         source's order.
@@ -824,53 +485,32 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def threadpool_map(
-        self,
-        fn: Callable[..., Any],
-        input_col: Any,
-        output_col: Any = None,
-        scheduled_tasks: int = 128,
-        max_workers: int | None = None,
-        **threadpool_kwargs: Any,
+        self, fn: Callable[..., Any], input_col: Any, output_col: Any = None, scheduled_tasks: int = 128,
+        max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[Any]:
         """Applies a function to every item, or to columns of it, in several threads. Results come in the
         source's order.
         """
 
-    def to_map_datapipe(
-        self,
-        key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None,
-    ) -> MapDataPipe[Any]:
+    def to_map_datapipe(self, key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None) -> MapDataPipe[Any]:
         """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from
         then on.
         """
 
-    def to_node(
-        self,
-        seed: int | None = None,
-    ) -> BaseNode[T_co]:
+    def to_node(self, seed: int | None = None) -> BaseNode[T_co]:
         """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs
         PyTorch.
         """
 
-    def unbatch(
-        self,
-        unbatch_level: int = 1,
-    ) -> IterDataPipe[Any]:
+    def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]:
         """Takes the members out of batches, that is, out of lists."""
 
     def unzip(
-        self,
-        sequence_length: int,
-        buffer_size: int = 1000,
-        columns_to_skip: Sequence[int] | None = None,
+        self, sequence_length: int, buffer_size: int = 1000, columns_to_skip: Sequence[int] | None = None,
     ) -> list[IterDataPipe[Any]]:
         """Returns one child per column of the items, which are sequences of equal length."""
 
-    def webdataset(
-        self,
-        *,
-        strict: bool = True,
-    ) -> IterDataPipe[dict[str, Any]]:
+    def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
         """Gathers consecutive files with the same name but for the extension into one dict."""
 
     @overload
@@ -878,60 +518,36 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields tuples of one item of each input, until the shortest input ends."""
 
     @overload
-    def zip(
-        self,
-        other: Iterable[R],
-        /,
-    ) -> IterDataPipe[tuple[T_co, R]]:
+    def zip(self, other: Iterable[R], /) -> IterDataPipe[tuple[T_co, R]]:
         """Yields tuples of one item of each input, until the shortest input ends."""
 
     @overload
-    def zip(
-        self,
-        *datapipes: Any,
-    ) -> IterDataPipe[tuple[Any, ...]]:
+    def zip(self, *datapipes: Any) -> IterDataPipe[tuple[Any, ...]]:
         """Yields tuples of one item of each input, until the shortest input ends."""
 
-    def zip_longest(
-        self,
-        *datapipes: Any,
-        fill_value: Any = None,
-    ) -> IterDataPipe[tuple[Any, ...]]:
+    def zip_longest(self, *datapipes: Any, fill_value: Any = None) -> IterDataPipe[tuple[Any, ...]]:
         """Yields tuples of one item of each input, until the longest input ends."""
 
     def zip_with_iter(
-        self,
-        ref_datapipe: IterDataPipe[Any],
-        key_fn: Callable[[Any], Any],
-        ref_key_fn: Callable[[Any], Any] | None = None,
-        keep_key: bool = False,
-        buffer_size: int | None = 10000,
+        self, ref_datapipe: IterDataPipe[Any], key_fn: Callable[[Any], Any],
+        ref_key_fn: Callable[[Any], Any] | None = None, keep_key: bool = False, buffer_size: int | None = 10000,
         merge_fn: Callable[[Any, Any], Any] | None = None,
     ) -> IterDataPipe[Any]:
         """Joins each item with the item of a reference pipe that has the same key."""
 
     def zip_with_map(
-        self,
-        map_datapipe: MapDataPipe[Any],
-        key_fn: Callable[[Any], Any],
-        merge_fn: Callable[[Any, Any], Any] | None = None,
-        keep_key: bool = False,
+        self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
+        merge_fn: Callable[[Any, Any], Any] | None = None, keep_key: bool = False,
     ) -> IterDataPipe[Any]:
         """Joins each item with the item that a map pipe has under its key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(
-        self,
-        batch_size: int,
-        drop_last: bool = False,
-        wrapper_class: type[DataChunk[Any]] = ...,
+        self, batch_size: int, drop_last: bool = False, wrapper_class: type[DataChunk[Any]] = ...,
     ) -> MapDataPipe[DataChunk[T_co]]:
         """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on."""
 
-    def concat(
-        self,
-        *datapipes: MapDataPipe[Any],
-    ) -> MapDataPipe[Any]:
+    def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
         """Joins pipes end to end: the indices of each begin where those of the one before end."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
@@ -942,36 +558,19 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Applies a function to each item when it is asked for."""
 
     @overload
-    def map(
-        self,
-        fn: Callable[[T_co], R],
-    ) -> MapDataPipe[R]:
+    def map(self, fn: Callable[[T_co], R]) -> MapDataPipe[R]:
         """Applies a function to each item when it is asked for."""
 
-    def sample_by(
-        self,
-        sampler: Iterable[Any],
-    ) -> torchdata.datapipes.map.IndexSampler[T_co]:
+    def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
         """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
 
-    def shuffle(
-        self,
-        *,
-        indices: Iterable[Any] | None = None,
-    ) -> torchdata.datapipes.map.Shuffler[T_co]:
+    def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""
 
-    def to_iter_datapipe(
-        self,
-        indices: Sequence[Any] | None = None,
-    ) -> IterDataPipe[T_co]:
+    def to_iter_datapipe(self, indices: Sequence[Any] | None = None) -> IterDataPipe[T_co]:
         """Yields the items of a MapDataPipe, in the order of its indices or of given ones."""
 
-    def unzip(
-        self,
-        sequence_length: int,
-        columns_to_skip: Sequence[int] | None = None,
-    ) -> list[MapDataPipe[Any]]:
+    def unzip(self, sequence_length: int, columns_to_skip: Sequence[int] | None = None) -> list[MapDataPipe[Any]]:
         """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
 
     @overload
@@ -979,16 +578,9 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Puts the items that several pipes have at the same index into a tuple."""
 
     @overload
-    def zip(
-        self,
-        other: MapDataPipe[R],
-        /,
-    ) -> MapDataPipe[tuple[T_co, R]]:
+    def zip(self, other: MapDataPipe[R], /) -> MapDataPipe[tuple[T_co, R]]:
         """Puts the items that several pipes have at the same index into a tuple."""
 
     @overload
-    def zip(
-        self,
-        *datapipes: Any,
-    ) -> MapDataPipe[tuple[Any, ...]]:
+    def zip(self, *datapipes: Any) -> MapDataPipe[tuple[Any, ...]]:
         """Puts the items that several pipes have at the same index into a tuple."""

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from torchdata import _tracing as tracing
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._plain_pickles import register
 from torchdata.datapipes._pipe.explaining import explain
 from torchdata.datapipes._pipe.graph.torch import Counterpart, derives_from_twin, meet_torch
 from torchdata.datapipes._pipe.graph.traversal import know_bases, know_virtual
+from torchdata.datapipes._pipe.ranges import ranges
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
@@ -105,8 +105,7 @@ def _begun(
         iterator = function(datapipe)
     if renewal is not None:
         iterator = renewal.over(iterator)
-    trace = None if tracing.current is None else tracing.current.register(datapipe)
-    guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, trace)
+    guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, ranges())
     keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
@@ -177,6 +176,9 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
+    #: Names of attributes that hold data of the user's: the copy that a loader makes of the pipe has the same objects.
+    #: Containers in other attributes are copied, with the same members.
+    data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.
     _derives_state: ClassVar[bool] = False
 

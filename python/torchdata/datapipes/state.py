@@ -39,7 +39,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference, resized
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.graph.torch import yielded_so_far
@@ -77,6 +77,7 @@ __all__ = [
     "is_one_to_one",
     "is_restorable",
     "iterate",
+    "keeps_nothing",
     "load_generators",
     "load_state",
     "random_state",
@@ -362,6 +363,17 @@ def is_one_to_one(datapipe: Any) -> bool:
     return bool(getattr(datapipe, "one_to_one", False)) and depth("one_to_one") <= depth("__iter__")
 
 
+def keeps_nothing(datapipe: Any) -> bool:
+    """Whether a pipe holds nothing of its source between two items, neither items that it has read nor parts of one.
+
+    A class that writes its own `state_dict` does so because it holds something.
+    """
+    if is_one_to_one(datapipe):
+        return True
+    kind = type(datapipe)
+    return getattr(kind, "iteration_state", None) == () and kind.state_dict is DERIVED["state_dict"]
+
+
 def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
     """The work that resuming from a graph's state repeats: for each replayed pipe its name, how many items it drops,
     and how many seconds these took, the reader's work between them included, when they were made.
@@ -405,61 +417,14 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     described = state.get("graph") if strict else None
     if described is not None:
         check_fingerprint(described)
-    here = _fingerprint(graph, begun=True) if described else []
-    other = described and difference(described, here, "this one")
+    other = described and difference(described, _fingerprint(graph, begun=True), "this one")
     if other:
         raise ValueError(
             f"the state was saved from another pipeline: {other}. Build the same pipeline, or pass strict=False to "
             "load the state all the same"
         )
-    _check_sizes(graph, resized(described or [], here), entries)
     with standing_still(pipes):
         load_entries(zip(pipes, entries, strict=True))
-
-
-def holding_behind(graph: Graph, batchers: Iterable[Any], entries: list[dict[str, Any]]) -> Any:
-    """The first pipe that reads one of some batchers and may hold batches, or is replayed; None if there is none.
-
-    Without one, the state of the graph says nothing of how many items a batch has.
-
-    Args:
-        graph: the graph.
-        batchers: of its pipes.
-        entries: its state. What stands before the batches may be what has no state, and they be counted for it.
-    """
-    behind = set(map(id, batchers))
-    for pipe, entry in zip(graph, entries, strict=True):
-        if id(pipe) in behind or any(id(source) in behind for source in graph.sources(pipe)):
-            behind.add(id(pipe))
-            if entry.get("drop"):
-                return pipe
-            kind: Any = type(pipe)
-            declared = None if is_torchs(pipe) else getattr(kind, "iteration_state", None)
-            if declared is None or any(each.saved for each in kind._declared) or _has_own_state(kind):
-                return pipe
-    return None
-
-
-def _has_own_state(kind: Any) -> bool:
-    """Whether a class says more of its state than it declares."""
-    return kind.state_dict is not DERIVED["state_dict"]
-
-
-def _check_sizes(graph: Graph, sizes: dict[int, tuple[int, int]], entries: list[dict[str, Any]]) -> None:
-    """Raises ValueError if batches of another size cannot follow on those of a state."""
-    if not sizes:
-        return
-    pipe = holding_behind(graph, [graph.pipes[place] for place in sizes], entries)
-    if pipe is None:
-        return
-    entry = entries[graph.index(pipe)]
-    if entry["how"] != "begin" or entry.get("drop"):
-        old, new = next(iter(sizes.values()))
-        raise ValueError(
-            f"the state was saved with batches of {old}, and now they are of {new}: {name_of(pipe)}, which stands "
-            "behind the batches, may hold some of the old size, or is made again. Put it before `batch`, or load the "
-            "state with batches of the old size"
-        )
 
 
 def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:

@@ -18,9 +18,10 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from torchdata._version import warn_if_replaced
 from torchdata.nodes.adapters import IterableWrapper, MapStyleWrapper, SamplerWrapper
 from torchdata.nodes.base_node import BaseNode, T
-from torchdata.nodes.batch import Batcher, Unbatcher
+from torchdata.nodes.batch import Batcher, Collator, Unbatcher
 from torchdata.nodes.bridges import from_pipe, to_pipe
 from torchdata.nodes.cycler import Cycler
 from torchdata.nodes.filter import Filter
@@ -32,11 +33,15 @@ from torchdata.nodes.prefetch import Prefetcher
 from torchdata.nodes.samplers.multi_node_round_robin_sampler import MultiNodeRoundRobinSampler
 from torchdata.nodes.samplers.multi_node_weighted_sampler import MultiNodeWeightedSampler
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
+from torchdata.nodes.shuffler import Shuffler
+from torchdata.nodes.transforms import Compose
 from torchdata.nodes.types import Stateful
 
 __all__ = [
     "BaseNode",
     "Batcher",
+    "Collator",
+    "Compose",
     "Cycler",
     "Filter",
     "Header",
@@ -50,6 +55,7 @@ __all__ = [
     "PinMemory",
     "Prefetcher",
     "SamplerWrapper",
+    "Shuffler",
     "Stateful",
     "StopCriteria",
     "T",
@@ -57,3 +63,5 @@ __all__ = [
     "from_pipe",
     "to_pipe",
 ]
+
+warn_if_replaced(__name__)

@@ -2,7 +2,8 @@
 
 Role: main's side (`Workers`, `_Worker`) and the child's (`_Caller`), over a group of the engine: the link for commands
 carries items, the other one results. A thread sends an item, or several small ones in one message, and waits for the
-answers. Each is a message of its own, so that a process that dies takes none along.
+answers. Each answer is a message of its own, so a process that exits loses no other answer. The first message to a
+process also has the seed of its random numbers. A process that replaces another one gets a seed of its own.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from time import monotonic
 from typing import Any, ClassVar
 
 from torchdata._engine.items.failures import describe
+from torchdata._engine.items.torch_worker import seed_worker
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.group import Group, default_budget
 from torchdata._engine.workers.hangs import NONE, Survived
@@ -26,6 +29,7 @@ from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata.nodes._functions import Failed, not_the_end
 from torchdata.nodes._read_ahead import Several
+from torchdata.nodes._seeds import base_seed
 
 __all__ = ["Workers"]
 
@@ -65,13 +69,15 @@ class Workers:
         self._restarts = None
         if survived:
             self._restarts = Restarts(group.members, starting, group.ending, group.hangs(survived), survived.deaths)
-        self._patience = patience = Patience(group.stats, stalls.STALL)
+        self._patience = patience = Patience(group, stalls.STALL)
         try:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
                 self._restarts.keep_forker()
+            seed = base_seed()
             self.functions: Sequence[Several] = [
-                _Worker(group, number, link, patience, self._restarts, timeout) for number, link in enumerate(outputs)
+                _Worker(group, number, link, patience, self._restarts, timeout, seed)
+                for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
@@ -85,6 +91,8 @@ class Workers:
     def serve(self, queue: ReadAheadQueue) -> None:
         """Notes who waits for what they make: a run's queue."""
         self._patience.is_awaited = lambda: queue.is_awaited
+        self._group.end_epoch()  # the last run's
+        self._group.begin_epoch()
 
     def shutdown(self) -> None:
         """Ends all processes."""
@@ -102,8 +110,14 @@ class _Worker:
         patience: Patience,
         restarts: Restarts | None,
         timeout: float | None,
+        seed: int,
     ) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
+        self._base_seed = seed
+        #: Worker numbers for seeding: the first is for this process, and each replacement takes the next.
+        self._numbers = count(number, group.members.num_workers)
+        #: The base seed and the number of the process, until they are sent.
+        self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = patience, restarts
         self._look: Callable[[], object] = (
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
@@ -127,14 +141,14 @@ class _Worker:
         Args:
             items: what to call it with. A single one is let go of once it is sent.
         """
-        count, at = len(items), 0
+        end, at = len(items), 0
         with self._calling:
             self._tries = 0
             try:
-                while at < count:
+                while at < end:
                     try:
                         self._send(items, at)
-                        while at < count:
+                        while at < end:
                             answers = self._receive()
                             if answers is None:
                                 self._replace()
@@ -151,18 +165,20 @@ class _Worker:
                         yield Failed(error)
                         self._number, at = self._number + 1, at + 1
             finally:
-                self._number += count - at  # answers to these are none to what comes next
+                self._number += end - at  # answers to these are none to what comes next
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
         """Sends the items from a place on, if need be to another process."""
-        message = (self._number + 1, items[at:] if at else items)
+        message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:
                 self._commander.send_message(message, None, None, self._look)
                 break
             except Gone:
                 self._replace()
+                message = (*message[:2], self._seed)
+        self._seed = None
         del message
         if self._restarts is None and len(items) == 1:
             items[0] = None
@@ -230,6 +246,7 @@ class _Worker:
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)
+        self._seed = self._base_seed, next(self._numbers)
 
 
 class _Caller:
@@ -251,7 +268,9 @@ class _Caller:
         """See `Runner`."""
         if command[0] == "stop":
             return False
-        number, items = command
+        number, items, seed = command
+        if seed is not None:
+            seed_worker(*seed)
         del command
         items.reverse()
         begun, send, function = monotonic(), self._sender.send_result, self._function
@@ -298,6 +317,5 @@ class _Function(Program):
         """Says what to do."""
         return (
             f"ParallelMapper: map_fn cannot be pickled, which start method {start_method!r} needs "
-            f"({type(error).__name__}: {error}); open files, locks and connections in the function, or use "
-            "multiprocessing_context='fork'"
+            f"({type(error).__name__}: {error}); open files, locks and connections in the function"
         )

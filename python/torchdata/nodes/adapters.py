@@ -15,7 +15,7 @@ from torchdata.nodes._fields import Fields
 from torchdata.nodes._iterating import IteratingNode
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.base_node import BaseNode, T
-from torchdata.nodes.map import Mapper
+from torchdata.nodes.map import ParallelMapper
 
 __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 
@@ -177,18 +177,19 @@ class SamplerWrapper(IteratingNode[T]):
         return epoch + 1
 
 
-def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any]) -> BaseNode[T]:
+def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any], **parallel_mapper_kwargs: Any) -> BaseNode[T]:
     """Makes a node of a dataset that is read by index, and a sampler of the indices.
 
-    It is a `Mapper` over a `SamplerWrapper`; to read with several threads or processes, put `ParallelMapper` in its
-    place.
+    It is a `ParallelMapper` over a `SamplerWrapper`, by default without workers.
 
     Args:
         map_dataset: what is read: a list, a dict, a `torch.utils.data.Dataset`, a map pipe.
         sampler: yields the indices.
+        **parallel_mapper_kwargs: arguments of `ParallelMapper`, such as `num_workers` and `method`.
 
     Raises:
-        TypeError: `map_dataset` cannot be read by index, or `sampler` cannot be iterated over.
+        TypeError: `map_dataset` cannot be read by index, `sampler` cannot be iterated over, or an argument is none of
+            `ParallelMapper`.
 
     Example:
         >>> from torch.utils.data import SequentialSampler
@@ -201,4 +202,5 @@ def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any]) -> Base
             f"MapStyleWrapper: map_dataset must be read by index, but got {map_dataset!r} of type "
             f"{type(map_dataset).__name__}, which has no __getitem__"
         )
-    return Mapper(SamplerWrapper(sampler), map_dataset.__getitem__)
+    arguments = {"num_workers": 0, **parallel_mapper_kwargs}
+    return ParallelMapper(SamplerWrapper(sampler), map_dataset.__getitem__, **arguments)

@@ -1,18 +1,19 @@
-"""Nodes that put items together and take them apart: Batcher, Unbatcher."""
+"""Nodes that put items together and take them apart: Batcher, Collator, Unbatcher."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torchdata._stateful import copied
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import Fields
+from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
-__all__ = ["Batcher", "Unbatcher"]
+__all__ = ["Batcher", "Collator", "Unbatcher"]
 
 
 class Batcher(BaseNode[list[T]]):
@@ -93,6 +94,57 @@ class Batcher(BaseNode[list[T]]):
         """
         items = len(self.source)
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
+
+
+class Collator(Batcher[Any]):
+    """Puts every `batch_size` items together by a collate function: a `Batcher` and a `Mapper` in one.
+
+    A batch at which the function is cut off (by Ctrl-C) stays for the next call.
+
+    Args:
+        source: the node to read.
+        batch_size: items per batch.
+        collate_fn: called with each list of items; None for `torch.utils.data.default_collate`.
+        drop_last: whether to leave out a last batch that is shorter.
+
+    Raises:
+        TypeError: `source` is no node, `batch_size` no integer, or `collate_fn` no function.
+        ValueError: `batch_size` is not positive.
+
+    Example:
+        >>> from torchdata.nodes import Collator, IterableWrapper
+        >>> list(Collator(IterableWrapper(range(4)), 2))
+        [tensor([0, 1]), tensor([2, 3])]
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        super().__init__(source, batch_size, drop_last)
+        if collate_fn is None:
+            from torch.utils.data import default_collate
+
+            collate_fn = default_collate
+        check_callable("Collator", "collate_fn", collate_fn)
+        self.collate_fn: Callable[[list[Any]], Any] = collate_fn
+
+    def next(self) -> Any:
+        """See `BaseNode.next`."""
+        batch = super().next()
+        try:
+            return self.collate_fn(batch)
+        except StopIteration as error:
+            raise not_the_end("collate_fn of Collator") from error
+        except Exception:
+            raise
+        except BaseException:
+            self._partial = batch
+            raise
 
 
 class Unbatcher(BaseNode[T]):

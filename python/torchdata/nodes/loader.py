@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Generic
 
 from torchdata._native import SharedIterator
@@ -17,6 +16,7 @@ from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph
 
 __all__ = ["Loader", "LoaderIterator"]
@@ -89,7 +89,8 @@ class Loader(Generic[T]):
 
     def _begin(self) -> LoaderIterator[T]:
         iterator = LoaderIterator(self)
-        iterator.reset(copied(self._loaded))
+        with one_reset():
+            iterator.reset(copied(self._loaded))
         self._it, self._loaded = iterator, None
         return iterator
 
@@ -160,12 +161,7 @@ class Loader(Generic[T]):
     def __enter__(self) -> Loader[T]:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
 
 

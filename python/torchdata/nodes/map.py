@@ -16,6 +16,7 @@ from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadSource
+from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
@@ -119,6 +120,10 @@ class _ThreadMapper(ThreadedNode[T]):
         self.survived, self.timeout = survived, timeout
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
+        with one_reset():
+            return self._begin_run(state)
+
+    def _begin_run(self, state: dict[str, Any] | None) -> ReadSource:
         options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
         if self.method == "thread":
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
@@ -181,6 +186,10 @@ class ParallelMapper(BaseNode[T]):
     engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
     `WorkerExitedError` (of `torchdata.dataloader2.error`), which names it; the next `reset` starts new ones. Where no
     item comes of them for a minute, a `RuntimeWarning` says which one has its item longest, and where it stands.
+    Each process first seeds torch, NumPy and `random` as torch's workers do: with a base seed plus its number.
+    The base seed follows from torch's global generator, so `torch.manual_seed` before the first `reset` repeats it.
+    Which process gets which item may depend on timing if there are several. A process that replaces another one has a
+    seed of its own.
 
     Args:
         source: the node to read.

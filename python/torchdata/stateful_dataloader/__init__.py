@@ -18,7 +18,10 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from torchdata._version import warn_if_replaced
 from torchdata.stateful_dataloader.stateful import Stateful
 from torchdata.stateful_dataloader.stateful_dataloader import StatefulDataLoader
 
 __all__ = ["Stateful", "StatefulDataLoader"]
+
+warn_if_replaced(__name__)

@@ -22,10 +22,9 @@ def freeze(state: Any) -> bytes:
     try:
         return pickle.dumps(state, protocol=5)
     except Exception:
-        import cloudpickle
+        from torchdata._by_value import dumps
 
-        frozen: bytes = cloudpickle.dumps(state, protocol=5)
-        return frozen
+        return dumps(state)
 
 
 def thaw(frozen: bytes) -> Any:

@@ -85,7 +85,7 @@ class Pool:
                 )
                 if replacing.hangs is not None:
                     self.collector.tell_hang(replacing.hangs.look)
-            self.stats = group.stats
+            self.stats, self.is_forked = group.stats, group.is_forked
             stalls.warn_of_stalls(self, stalls.STALL)
         except BaseException:
             self.shutdown()
@@ -125,6 +125,7 @@ class Pool:
                 self._send(worker, queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
+        self._group.begin_epoch()
         if self._restarts is not None:  # who takes a place from now on is told by `instruct`
             self._restarts.replace_dead(self.collector)
         for number, place in enumerate(places):
@@ -199,6 +200,10 @@ class Pool:
             self._stream.next_into(hand)
         except TimeoutError as error:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
+
+    def end_epoch(self) -> None:
+        """Looks at what the workers have done in the epoch that is over."""
+        self._group.end_epoch()
 
     def stop(self) -> None:
         """Ends the epoch for all threads that take units of it."""

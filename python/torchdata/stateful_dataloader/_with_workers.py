@@ -101,6 +101,11 @@ def _has_state(place: dict[str, Any] | None) -> bool:
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
+# Torch imports a module of its profiler with the first range. During an epoch this import would count as reads of the
+# main process, and shared files would not be noticed (`processes/positions.py`).
+with torch.autograd.profiler.record_function("torchdata is imported"):
+    pass
+
 
 class WorkersIterator(HandingIterator, StatefulIterator):
     """Reads in worker processes, ahead of what is asked for.
@@ -360,6 +365,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _end(self) -> None:
         self._finished = True
+        self._pool.end_epoch()
         if not self._persistent_workers:
             self.shutdown()
         if self._skipped is not None:

@@ -18,21 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from signal import strsignal
 from typing import Any, ClassVar
 
-import numpy
 import torch
 import torch.utils.data
-from torch.utils.data._utils.worker import _generate_state
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
-from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.items.torch_worker import seed_worker, tell_torch
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.program import Program, Runner
@@ -87,7 +84,7 @@ class _Worker:
     def prepare(self, program: Job) -> None:
         """See `Runner`."""
         self.job = program
-        _seed(program.base_seed, self.setup.worker_id)
+        seed_worker(program.base_seed, self.setup.worker_id)
         self._tell_torch()
 
     def obey(self, command: tuple[Any, ...]) -> bool:
@@ -229,8 +226,8 @@ class Job(Program):
         """Says what to do."""
         return (
             "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
-            f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections when they "
-            "are first used, or use multiprocessing_context='fork'"
+            f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections in the "
+            "worker, when they are first used"
         )
 
     def holds_shared_memory(self) -> bool:
@@ -390,12 +387,3 @@ class _Batches(Iterator[Unit]):
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Puts an error in the place of the unit that could not be sent."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
-
-
-def _seed(base_seed: int, worker_id: int) -> None:
-    """Seeds the worker's generators as torch does."""
-    seed = base_seed + worker_id
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy_seed: Any = _generate_state
-    numpy.random.seed(numpy_seed(base_seed, worker_id))

@@ -23,5 +23,3 @@ pub mod sync;
 pub mod ranks;
 #[cfg(not(loom))]
 pub mod stats;
-#[cfg(not(loom))]
-pub mod trace;

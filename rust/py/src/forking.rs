@@ -10,7 +10,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use torchdata_core::process::huge_pages;
 
 /// How long it takes at most to take a lock that is free. PyTorch copies 5 KB while it has it: 3 µs.
 const FREE: Duration = Duration::from_micros(30);
@@ -53,13 +52,6 @@ fn wait(py: Python<'_>) {
             sleep(PAUSE); // with the GIL: who has drawn waits for it
         }
     }
-}
-
-/// Moves memory of this process that is in use into huge pages, whose forks are cheaper; returns how many bytes lie in
-/// such. See `process::huge_pages`.
-#[pyfunction]
-pub fn use_huge_pages(py: Python<'_>) -> usize {
-    py.detach(huge_pages::gather)
 }
 
 /// Registers the hook.

@@ -25,7 +25,6 @@ mod queue;
 mod ranks;
 mod seconds;
 mod seed;
-mod trace;
 mod transport;
 mod watching;
 
@@ -88,8 +87,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::carrier::PyCarrier>()?;
     module.add_class::<transport::links::PyDealingRecord>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
-    module.add_class::<trace::PyTraceLog>()?;
-    module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
@@ -120,7 +117,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(is_portable, module)?)?;
     module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
-    module.add_function(wrap_pyfunction!(forking::use_huge_pages, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_after_fork, module)?)?;

@@ -249,7 +249,7 @@ def sharded() -> Any:
     ("pipe", "options", "words"),
     [
         (lambda: sharded().batch(3), {}, "the `ShardingFilter` deals out blocks of 1, and Batcher makes batches of 3"),
-        (lambda: sharded().batch(3), {}, "Use the adapter ShardingPolicy(block=3), so that batches do not depend"),
+        (lambda: sharded().batch(3), {}, "The adapter ShardingPolicy(block=3) helps the next run"),
         (lambda: sharded().shuffle(), {}, "Shuffler, which stands behind the sharding"),
         (lambda: Silent(sharded()), {}, "Silent, which stands behind the sharding"),
         (lambda: sharded().map(augment), {}, "Mapper(augment) draws random numbers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.utils import StreamWrapper
 
 #: The calls of the current test's services; a service is copied, so it cannot hold the list itself.
 calls: list[str] = []
@@ -292,6 +294,21 @@ def test_a_service_that_cannot_pause_is_warned_about():
         iterator.resume()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_pauses_and_resumes_by_the_names_of_0_9(workers):
+    with DataLoader2(numbers().sharding_filter(), num_workers=workers) as loader:
+        iterator = iter(loader)
+        head = [next(iterator)]
+        loader._pause()
+        assert list(iterator) == []
+        loader._resume()
+        rest = list(iterator)
+        assert rest
+        assert head + rest == list(loader)
+        with pytest.warns(UserWarning, match="not paused"):
+            loader._resume()
+
+
 def test_resuming_what_is_not_paused_warns():
     with pytest.warns(UserWarning, match="not paused"):
         iter(DataLoader2(numbers())).resume()
@@ -389,8 +406,8 @@ def test_the_interpreters_exit_shuts_down():
 
 
 def test_a_pipe_that_cannot_be_copied_is_named_with_its_attribute():
-    with pytest.raises(TypeError, match=r"Holding cannot be copied: its attribute 'lock' holds <unlocked _thread.lock"):
-        DataLoader2(Holding(threading.Lock()).map(str))
+    with pytest.raises(TypeError, match=r"Holding cannot be copied: its attribute 'lock' holds \[StreamWrapper"):
+        DataLoader2(Holding([StreamWrapper(io.BufferedReader(io.BytesIO()))]).map(str))
     service = Recorder()
     service.lock = threading.Lock()
     with pytest.raises(TypeError, match="Recorder cannot be copied: its attribute 'lock'"):
@@ -433,11 +450,20 @@ def test_adapters_are_applied_in_order_and_listed():
 
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService()])
-@pytest.mark.parametrize("use", [list, len, DataLoader2.state_dict])
-def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
-    loader = DataLoader2({"a": 1}, reading_service=service)
-    with pytest.raises(TypeError, match=r"an IterDataPipe or a MapDataPipe, but got \{'a': 1\} of type dict; put"):
-        use(loader)
+@pytest.mark.parametrize("value", [5, {"a": 1}, "ab"])
+def test_a_value_that_is_not_a_pipe_is_refused_when_the_loader_is_made(service, value):
+    with pytest.raises(TypeError, match=f"an IterDataPipe or a MapDataPipe, but got {value!r} of type .*; put"):
+        DataLoader2(value, reading_service=service)
+
+
+def test_an_adapter_may_make_a_pipe_of_anything():
+    assert list(DataLoader2(3, numbers)) == [0, 1, 2]
+
+
+def test_a_value_that_no_adapter_made_a_pipe_of_is_refused_when_the_loader_is_used():
+    loader = DataLoader2(5, [])
+    with pytest.raises(TypeError, match="an IterDataPipe or a MapDataPipe, but got 5 of type int; put"):
+        list(loader)
     loader.shutdown()
 
 

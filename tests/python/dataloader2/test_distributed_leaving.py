@@ -13,6 +13,7 @@ import pytest
 from ranks import gloo_job
 from torchdata.dataloader2.error import RanksLostError
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.threads.synchronizing import _HAS, _LEFT
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 
@@ -299,7 +300,7 @@ def _left_loop(group: Records) -> Any:
 def _last_vote(group: Records) -> int:
     """The vote of the rank when it has left; its thread votes in its own time."""
     until = time.monotonic() + 120
-    while group.votes[-1] == 1 and time.monotonic() < until:
+    while group.votes[-1] == _HAS and time.monotonic() < until:
         time.sleep(0.001)
     return group.votes[-1]
 
@@ -308,13 +309,13 @@ def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
     group = Records()
     pipe = _left_loop(group)
     time.sleep(0.2)
-    assert set(group.votes) == {1}, "the others wait until it shows what this rank is up to"
+    assert set(group.votes) == {_HAS}, "the others wait until it shows what this rank is up to"
     again = iter(pipe)
     assert next(again) == 0
-    assert group.votes.count(0) == 1, "their loops end with this one, and all begin anew"
+    assert group.votes.count(_LEFT) == 1, "their loops end with this one, and all begin anew"
     del pipe
     assert next(again) == 1, "the reader is enough to go on"
-    assert group.votes.count(0) == 1
+    assert group.votes.count(_LEFT) == 1
     del again
     assert _last_vote(group) == -2
 
@@ -322,8 +323,8 @@ def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
 @pytest.mark.parametrize(
     ("goes", "vote"),
     [
-        (lambda pipe: pipe.reset(), 0),
-        (lambda pipe: pipe.leave(for_good=False), 0),
+        (lambda pipe: pipe.reset(), _LEFT),
+        (lambda pipe: pipe.leave(for_good=False), _LEFT),
         (lambda pipe: pipe.leave(for_good=True), -2),
         (lambda pipe: pipe.shutdown(), -2),
     ],
@@ -363,7 +364,7 @@ def test_a_reader_that_was_closed_yields_nothing_more() -> None:
     assert next(items) == 0
     items.close()
     assert list(items) == []
-    assert set(group.votes) == {1}
+    assert set(group.votes) == {_HAS}
 
 
 def test_ranks_that_take_so_many_items_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:

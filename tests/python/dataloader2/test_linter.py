@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -333,3 +334,21 @@ def test_paths_of_a_file_system_that_machines_share_are_passed(tmp_path: Path, m
     assert not [one for one in lint(IterableWrapper([tmp_path]), 1, remote=True) if one.kind == "local-path"]
     (finding,) = [one for one in lint(IterableWrapper([sys.executable]), 1, remote=True) if one.kind == "local-path"]
     assert sys.executable in str(finding)
+
+
+class Reordered:
+    """Items in an order of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        items = list(range(5))
+        random.shuffle(items)
+        return iter(items)
+
+
+def test_a_filter_over_an_iterable_that_shuffles_by_itself_is_found() -> None:
+    [finding] = lint(IterableWrapper(Reordered()).shuffle().sharding_filter())
+    assert finding.kind == "own-order"
+    assert not finding.silent
+    assert "Reordered in IterableWrapper" in str(finding)
+    assert lint(IterableWrapper(Reordered()).shuffle().sharding_round_robin_dispatch()) == []
+    assert lint(IterableWrapper(Reordered()).shuffle().sharding_filter(), num_workers=1) == []

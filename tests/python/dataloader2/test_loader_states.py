@@ -162,14 +162,6 @@ def test_a_loader_without_a_pipe_or_already_read_says_what_is_wrong():
         loader.load_state_dict(state)
 
 
-def test_a_state_of_the_layout_of_torchdata_0_9_is_taken():
-    state = shuffled_loader(5).state_dict()
-    old = of_torchdata_0_9(state)
-    assert list(DataLoader2.from_state(old, InProcessReadingService())) == list(shuffled_loader(5))
-    del old["randomness_state"]
-    assert sorted(DataLoader2.from_state(old, None)) == list(range(20))
-
-
 SERVICES = {
     "none": lambda: None,
     "in process": InProcessReadingService,
@@ -215,10 +207,6 @@ def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
     assert list(iterator) == [1, 2]
 
 
-def of_torchdata_0_9(state):
-    return {key: state[key] for key in ("serialized_datapipe", "reading_service_state", "randomness_state")}
-
-
 def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_is_meant():
     state = DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict()
     loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
@@ -230,19 +218,6 @@ def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_
         DataLoader2(IterableWrapper([1, 2]).map(str).batch(2, drop_last=True)).load_state_dict(state)
     with pytest.raises(ValueError, match="Mapper, has fn=builtins.str in the state and builtins.repr in this"):
         DataLoader2(IterableWrapper([1, 2]).map(repr).batch(2)).load_state_dict(state)
-
-
-def test_a_state_of_the_layout_of_torchdata_0_9_says_that_its_pipeline_replaces_the_loaders_own():
-    state = of_torchdata_0_9(DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict())
-    loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
-    with pytest.warns(
-        UserWarning, match="pipe 2 from the source on is Mapper where this loader has Filter.*from_state"
-    ):
-        loader.load_state_dict(state)
-    assert list(loader) == [["1", "2"]]
-    loader = DataLoader2(IterableWrapper([1, 2]))
-    with pytest.warns(UserWarning, match="pipe 2 from the source on is Mapper where this loader has none"):
-        loader.load_state_dict(state)
 
 
 def test_a_function_of_another_programs_main_module_is_named_with_the_remedy(tmp_path):

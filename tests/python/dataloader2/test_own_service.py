@@ -19,6 +19,7 @@ import pytest
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
+    MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
     Shares,
@@ -265,8 +266,7 @@ def test_it_stands_behind_a_distributed_service_with_length_place_and_pausing() 
         iterator = iter(loader)
         assert len(loader) == 20
         first = list(islice(iterator, 6))
-        with pytest.warns(UserWarning, match="doesn't support `checkpoint`"):  # it has no state beside the place
-            state = loader.state_dict()
+        state = loader.state_dict()
         iterator.limit(2)
         paused = list(iterator)
         assert len(paused) == 2
@@ -276,8 +276,7 @@ def test_it_stands_behind_a_distributed_service_with_length_place_and_pausing() 
         assert "one thread of its own" in str(loader.stats())
     with loader_of(shuffled(), service()) as other:
         other.load_state_dict(state)
-        with pytest.warns(UserWarning, match="doesn't support `restore`"):
-            assert list(other) == tail
+        assert list(other) == tail
     assert len(set(first + tail)) == 20
 
 
@@ -300,6 +299,23 @@ class _Plain:
 
     def finalize_iteration(self) -> None:
         self.calls.append("end")
+
+
+def test_a_sequence_with_a_service_of_0_9_goes_on_where_it_was_saved_without_a_warning() -> None:
+    def loader() -> DataLoader2[Any]:
+        services: Any = _Plain(), MultiProcessingReadingService(2)
+        return DataLoader2(shuffled().sharding_filter(), reading_service=SequentialReadingService(*services))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader() as run:
+            epoch = iter(run)
+            next(epoch)
+            state = run.state_dict()
+            rest = list(epoch)
+        with loader() as other:
+            other.load_state_dict(state)
+            assert list(other) == rest
 
 
 def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:

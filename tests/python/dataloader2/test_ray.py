@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import torchdata
 from hanging import Hanging
-from process_checks import MULTIPROCESSING
 from ray_cluster import cluster, needs_ray, of_ray
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
@@ -28,7 +26,6 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.datapipes.iter import FileLister, IterableWrapper
-from trace_checks import read_trace
 from waiting import wait_for
 
 pytestmark = [
@@ -139,25 +136,6 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
     assert [(worker.node, worker.actor) for worker in stats.workers] == [(node, actor) for actor in actors]
     assert all(worker.called == f"{worker.name} on node {node}" for worker in stats.workers)
     assert stats.network_bytes_per_second > 0
-
-
-def test_a_trace_has_the_items_of_workers_with_their_node_and_actor(ray: Any, tmp_path: Path) -> None:
-    pipe = IterableWrapper(range(40)).sharding_round_robin_dispatch(MULTIPROCESSING).map(reading)
-    with DataLoader2(pipe, reading_service=remote()) as loader, torchdata.trace(tmp_path / "ray.json"):
-        assert list(loader) == list(range(40))
-        actors = [one._actor.identity for one in loader.reading_service.engine_processes()._processes[:WORKERS]]
-    found = read_trace(tmp_path / "ray.json")
-    node = ray.util.get_node_ip_address()
-    workers = [f"worker process {number} on node {node}" for number in range(WORKERS)]
-    assert found.processes() == {"main", "the dispatching process", *workers}
-    assert list(found.other["clocks"]) == [
-        f"{name}, Ray actor {actor}" for name, actor in zip(workers, actors, strict=True)
-    ]
-    # One machine has one clock.
-    for words in found.other["clocks"].values():
-        difference, error = re.fullmatch(r"([+-][\d.]+) ms ± ([\d.]+) ms", words).groups()  # type: ignore[union-attr]
-        assert abs(float(difference)) <= float(error)
-    assert len(found.flows) == 80
 
 
 @pytest.mark.parametrize("way", ["sleep", "stop"])

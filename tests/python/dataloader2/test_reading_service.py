@@ -132,10 +132,8 @@ def test_an_error_in_one_service_does_not_keep_the_others_from_finalization():
 def test_a_sequence_restores_what_it_checkpointed_and_initializes_the_rest():
     calls = []
     service = SequentialReadingService(Checkpointed("a", calls), Recorder("b", calls))
-    with pytest.warns(UserWarning, match="doesn't support `checkpoint`"):
-        state = service.checkpoint()
-    with pytest.warns(UserWarning, match="doesn't support `restore`"):
-        assert list(service.restore(IterableWrapper([1]), state)) == ["1ab"]
+    state = service.checkpoint()
+    assert list(service.restore(IterableWrapper([1]), state)) == ["1ab"]
     assert calls == ["a restore b'a'", "b initialize"]
     with pytest.raises(ValueError, match=r"holds 2 reading services, but .* has 1"):
         SequentialReadingService(Checkpointed("a", calls)).restore(IterableWrapper([1]), state)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from leftovers import descendants
+from leftovers import children, descendants
 from process_checks import is_gone, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from restarted import pids_of, pipeline, restarting, undisturbed
 from torchdata._engine.processes import forker, forking_process
@@ -169,6 +169,28 @@ def full(times):
         return fork(self, *arguments)
 
     return tried
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
+    """The signal comes when the process runs, before or after main has a descriptor of it."""
+    fork_all = forker.fork_all
+
+    def pressed(children, started, deliver):
+        def press(*_):
+            signal.raise_signal(signal.SIGINT)
+            deliver()
+
+        fork_all(children, started if is_watched else press, deliver)
+        press()
+
+    monkeypatch.setattr(forker, "fork_all", pressed)
+    with restarting(pipeline(20)) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        assert children() == []
+        monkeypatch.undo()
+        assert len(list(loader)) == 10
 
 
 def test_room_for_another_process_is_waited_for(monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import islice
@@ -341,16 +340,6 @@ def test_generators_of_torch_go_on_from_a_saved_state() -> None:
     torch.manual_seed(8)
     load_generators(state)
     assert torch.rand(3).tolist() == first
-
-
-def test_a_set_of_strings_as_source_is_warned_of_when_it_is_saved() -> None:
-    pipe = IterableWrapper({"a", "b", "c"})
-    next(iter(pipe))
-    with pytest.warns(UserWarning, match="IterableWrapper.*set.*another order in another process.*sorted"):
-        save_state(pipe)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        save_state(IterableWrapper({1, 2, 3}))
 
 
 OTHERS = {

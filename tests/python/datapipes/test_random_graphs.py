@@ -11,7 +11,6 @@ import pytest
 from pipes_table import ROWS
 from random_graphs.check import NotComparable, check_graph
 from random_graphs.check_loaders import check_loader
-from random_graphs.check_sizes import check_sizes
 from random_graphs.graphs import Graph
 from random_graphs.loaders import Loader
 from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREADED
@@ -49,11 +48,6 @@ def test_random_loaders_with_workers_go_on_as_if_they_had_not_been_stopped() -> 
         LOADERS,
     )
     assert ways > loaders
-
-
-@pytest.mark.parametrize("number", [9, 10, 52, 54, 58])
-def test_random_graphs_go_on_with_batches_of_other_sizes(number: int) -> None:
-    assert check_sizes(Graph(number), most=3) > 0
 
 
 def test_a_random_graph_goes_on_in_another_process() -> None:

@@ -20,6 +20,7 @@ import weakref
 import pytest
 
 from process_checks import METHODS, children, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine.items.codec import loads
 from torchdata._engine.processes.crossing import SharedPickle
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
@@ -301,7 +302,7 @@ def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))
-    assert shared.load() == [1, 2]
+    assert shared.load(loads) == [1, 2]
     number, seen = shared.fileno(), []
     before = os.fstat(number).st_ino
     if how == "closed":

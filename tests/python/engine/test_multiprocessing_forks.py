@@ -17,9 +17,7 @@ import pytest
 from families import FAMILIES
 from leftovers import children
 from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.processes import fork
 from torchdata._engine.processes.strangers import leave
-from torchdata._native import use_huge_pages
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
@@ -242,27 +240,3 @@ def test_random_forks_in_all_families_change_nothing():
 
         with FAMILIES[family]("fork", function, COUNT) as items:
             assert list(items) == [(x, None if x % 3 else WAYS[ways[x]], bytes(sizes[x])) for x in range(COUNT)]
-
-
-def test_mains_memory_is_moved_once_in_so_many_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[int] = []
-    monkeypatch.setattr(fork, "use_huge_pages", lambda: moved.append(forks.count))
-    forks = fork._Forks()
-    for _ in range(3 * fork.MANY // 2):
-        forks.expect(2)
-    forks.expect(8 * fork.MANY)
-    assert len(moved) == 4
-
-
-def test_it_is_moved_before_the_forks_that_come_to_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[int] = []
-    monkeypatch.setattr(fork, "use_huge_pages", lambda: moved.append(len(children())))
-    monkeypatch.setattr(fork._forks, "count", fork.MANY - 2)
-    for _ in range(2):
-        assert sorted(loader(IterableWrapper(range(COUNT)).sharding_filter(), 2)) == list(range(COUNT))
-    assert moved == [0]
-
-
-def test_loaders_start_as_ever_once_it_is_in_huge_pages() -> None:
-    use_huge_pages()
-    assert sorted(loader(IterableWrapper(range(COUNT)).sharding_filter(), 2)) == list(range(COUNT))

@@ -35,6 +35,10 @@ def many_small_torch_numbers():
     memory = torch.empty(100)
     return memory.normal_
 
+def torch_seeds():
+    import torch
+    return lambda: torch.manual_seed(5)
+
 def numpy_numbers():
     import numpy
     return lambda: numpy.random.rand(1_000_000)
@@ -44,6 +48,11 @@ def output():
 
 def said(x):
     print("here", flush=True)
+    return x
+
+def seeds(x):
+    import torch
+    torch.manual_seed(x)
     return x
 
 def of_a_loader():
@@ -69,6 +78,11 @@ def of_a_node():
     from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
     node = ParallelMapper(IterableWrapper(range(9)), said, 2, method="process", multiprocessing_context="fork")
     assert list(Loader(node)) == list(range(9))
+
+def of_one_that_seeds():
+    served = loader(IterableWrapper(range(10)).sharding_filter().map(seeds), 4, timeout=60)
+    assert sorted(served) == list(range(10))
+    served.shutdown()
 
 over = threading.Event()
 
@@ -119,6 +133,10 @@ def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unrea
 @pytest.mark.parametrize("started", ["of_replaced_workers", "of_a_stateful_loader", "of_a_node"])
 def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread, tmp_path):
     run_busy("torch_numbers", started, unread, 2, 2, tmp_path / "program.py")
+
+
+def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(unread, tmp_path):
+    run_busy("torch_seeds", "of_one_that_seeds", unread, 3, 20, tmp_path / "program.py")
 
 
 def run_busy(busy, started, output, threads, times, path):

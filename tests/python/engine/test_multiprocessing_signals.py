@@ -16,8 +16,9 @@ import pytest
 import random_signals
 from families import FAMILIES
 from leftovers import is_gone
-from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Sent to the group; some are handled, some have their default action, which ends a process.
@@ -295,3 +296,114 @@ def test_a_handler_that_the_program_puts_back_later_works(raising):
     signal.signal(signal.SIGTERM, found)
     with pytest.raises(ValueError, match=str(int(signal.SIGTERM))):
         signal.raise_signal(signal.SIGTERM)
+
+
+# -- signals that a child raises itself --------------------------------------------------------------------------------
+
+
+def in_a_thread():
+    thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
+    thread.start()
+    thread.join()
+    time.sleep(1000)
+
+
+WAYS = {
+    "raise_signal": lambda: signal.raise_signal(signal.SIGTERM),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "pthread_kill": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM),
+    "another thread": in_a_thread,
+}
+
+
+class RaisesSigterm:
+    """A function of workers that raises SIGTERM in its process at an item; at most once if a file is named."""
+
+    def __init__(self, at, way="kill", mark=None):
+        self.at, self.way, self.mark = at, way, mark
+
+    def __call__(self, x):
+        if x == self.at and (self.mark is None or not self.mark.exists()):
+            if self.mark is not None:
+                self.mark.touch()
+            WAYS[self.way]()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "way"),
+    [
+        *((family, "fork", way) for family in FAMILIES for way in WAYS),
+        *((family, method, "kill") for method in METHODS[1:] for family in BY_METHOD[method]),
+    ],
+)
+def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, method, way):
+    got = []
+    with (
+        FAMILIES[family](method, RaisesSigterm(7, way)) as items,
+        pytest.raises(WorkerExitedError, match="was killed by SIGTERM; code in this process has sent the signal") as it,
+    ):
+        got.extend(items)
+    assert got == list(range(7))
+    assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
+
+
+def test_a_dispatching_process_that_raises_sigterm_itself_is_reported_as_killed():
+    source = IterableWrapper(range(10)).map(RaisesSigterm(5)).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with (
+        loader(source) as dl,
+        pytest.raises(WorkerExitedError, match=r"the dispatching process .* was killed by SIGTERM"),
+    ):
+        list(dl)
+
+
+def test_another_worker_takes_the_place_of_one_that_raised_sigterm_itself(tmp_path):
+    pipe = IterableWrapper(range(10)).sharding_filter().map(RaisesSigterm(5, mark=tmp_path / "raised"))
+    with loader(pipe, on_worker_exit="restart") as dl, pytest.warns(RuntimeWarning, match="was killed by SIGTERM"):
+        assert list(dl) == list(range(10))
+
+
+def test_a_handler_of_sigterm_that_a_worker_sets_itself_runs_there():
+    def raises_with_handler(x):
+        signal.signal(signal.SIGTERM, raises)
+        signal.raise_signal(signal.SIGTERM)
+
+    with loader(IterableWrapper([0]).map(raises_with_handler), 1) as dl, pytest.raises(ValueError, match="15"):
+        list(dl)
+
+
+def test_a_worker_takes_no_notice_of_sigterm_from_others_after_it_had_a_handler_for_a_while():
+    def puts_back(x):
+        signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, raises))
+        subprocess.run(["sh", "-c", f"kill {os.getpid()}; kill {os.getpid()}"], check=True)
+        return x
+
+    with loader(IterableWrapper(range(3)).map(puts_back), 1) as dl:
+        assert list(dl) == [0, 1, 2]
+
+
+ENDS_WHERE_IT_IS_IMPORTED = """
+import os, signal
+if __name__ != "__main__":
+    os.kill(os.getpid(), signal.SIGTERM)
+
+from process_checks import loader
+from torchdata.datapipes.iter import IterableWrapper
+
+if __name__ == "__main__":
+    try:
+        list(loader(IterableWrapper(range(3)), 1, multiprocessing_context="{method}"))
+    except (RuntimeError, ConnectionError) as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("spawn", "was killed by SIGTERM"), ("forkserver", "the program's main module has failed")]
+)
+def test_a_program_that_raises_sigterm_where_it_is_imported_starts_no_worker(method, said, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(ENDS_WHERE_IT_IS_IMPORTED.format(method=method))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, timeout=250)
+    assert said in run.stdout, run.stderr

@@ -316,7 +316,6 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "SeedGenerator",
         "SharedIterator",
         "StatsBoard",
-        "TraceLog",
         "Turn",
     }
     tried = {type(make(Holder())).__name__ for make in WAYS}

@@ -110,7 +110,6 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ),
     ("progress", "rich", "top", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("rich")))),
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
-    ("metrics.opentelemetry", "opentelemetry", "otel", lambda: metrics.opentelemetry(loader)),
 ]
 
 #: Libraries that nothing imports before they are needed. `asyncio` is of the standard library, but slow to import.

@@ -100,7 +100,84 @@ def test_an_archive_that_was_opened_as_text_says_how_to_open_it(tmp_path: Path, 
         list(getattr(pairs, form)())
 
 
+def test_a_pattern_as_the_root_of_a_lister_is_answered_by_its_masks(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        list(FileLister(str(tmp_path / "*.tar")))
+    assert f"a pattern belongs in masks: FileLister({str(tmp_path)!r}, masks='*.tar')." in caught.value.__notes__[0]
+
+
+# -- items ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pipe", "kind", "note"),
+    [
+        (IterableWrapper([1, 2]).collate(), TypeError, "but got int: write .batch(n) before it."),
+        (IterableWrapper([{"a": 1}]).collate(), KeyError, "but got dict: write .batch(n) before it."),
+        (IterableWrapper([1, None]).batch(2).collate(to="numpy"), TypeError, "item 1 of the batch is None"),
+        (
+            IterableWrapper([{"a": (1, 2)}, {"a": (1, None)}]).batch(2).collate(to="numpy"),
+            TypeError,
+            "member 1 of 'a' in item 1 of the batch is None: filter such items out, or pass collate_fn.",
+        ),
+        (IterableWrapper([{"a": 1}, {"b": 1}]).batch(2).collate(), KeyError, "item 0 has 'a' and item 1 has 'b'"),
+        (IterableWrapper([{"a": 1}, 5]).batch(2).collate(), TypeError, "item 0 has 'a' and item 1 is of type int"),
+        (IterableWrapper([{"a": 1, "c": 2}]).map(str, "b"), KeyError, "the item is a dict with the keys 'a', 'c'."),
+        (IterableWrapper([(1, 2)]).map(max, [0, 5]), IndexError, "the item is a tuple of length 2."),
+        (IterableWrapper([7]).filter(bool, "b"), TypeError, "the item is of type int, which has no columns."),
+        (IterableWrapper([3]).flatmap(abs), TypeError, "must return an iterable of items, but returned 3; map() takes"),
+    ],
+)
+def test_an_item_that_does_not_fit_is_described_with_the_remedy(pipe: Any, kind: type, note: str) -> None:
+    with pytest.raises(kind) as caught:
+        list(pipe)
+    assert note in caught.value.__notes__[0]
+
+
+def test_a_function_that_raises_for_a_column_that_exists_gets_no_note_about_columns() -> None:
+    with pytest.raises(KeyError) as caught:
+        list(IterableWrapper([{"a": 1}]).map({}.__getitem__, "a"))
+    assert len(caught.value.__notes__) == 1
+    assert "while Mapper" in caught.value.__notes__[0]
+
+
+def test_an_item_that_cannot_be_unfolded_is_left_out_like_any_other_broken_item() -> None:
+    pipe = IterableWrapper([[1], 2, [3]]).flatmap().on_error("skip", log=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert list(pipe) == [1, 3]
+
+
+def test_a_filter_without_a_length_names_set_length() -> None:
+    with pytest.raises(TypeError, match=r"Only \.set_length\(n\) after a Filter says .* doesn't have valid length$"):
+        len(IterableWrapper("ab").filter(bool))
+    assert len(IterableWrapper("ab").filter(bool).set_length(2)) == 2
+
+
 # -- arguments -----------------------------------------------------------------------------------------------
+
+
+def test_a_name_from_another_library_is_answered_by_the_form_to_write() -> None:
+    with pytest.raises(AttributeError, match=r"'IterableWrapper' object has no attribute 'take'; write \.header\(n\)$"):
+        IterableWrapper(range(3)).take(2)
+
+
+def test_a_misspelt_form_is_answered_by_python_with_the_nearest_one(tmp_path: Path) -> None:
+    program = "from torchdata.datapipes.iter import IterableWrapper; IterableWrapper([1]).shufle()"
+    assert "Did you mean: 'shuffle'?" in run(tmp_path, program).stderr
+
+
+def test_a_loader_that_was_shut_down_says_to_make_another() -> None:
+    loader = DataLoader2(IterableWrapper([1]))
+    loader.shutdown()
+    with pytest.raises(RuntimeError, match="has already been shut down; make another$"):
+        iter(loader)
+
+
+def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
+    loader: DataLoader2[int] = DataLoader2(IterableWrapper([1]))
+    with pytest.raises(ValueError, match=r"load the part of it that is one: load_state_dict\(state\['data'\]\)"):
+        loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
 
 
 def test_num_workers_is_the_short_form_of_a_reading_service() -> None:

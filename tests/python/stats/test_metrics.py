@@ -1,14 +1,11 @@
-"""Metrics as their readers get them: scraped over HTTP, collected by the SDK, in a log, as scalars, across ranks."""
+"""Metrics as Prometheus scrapes them over HTTP."""
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
 import signal
 import time
 import urllib.request
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -137,130 +134,17 @@ def test_two_loaders_share_a_registry_of_the_program() -> None:
     assert found == [10.0, 20.0]
 
 
-def test_opentelemetry_observes_what_the_loader_counts() -> None:
-    sdk = pytest.importorskip("opentelemetry.sdk.metrics", reason="it is an extra")
-    export = pytest.importorskip("opentelemetry.sdk.metrics.export")
-    reader = export.InMemoryMetricReader()
-    provider = sdk.MeterProvider(metric_readers=[reader])
-
-    def collected() -> dict[str, dict[tuple[tuple[str, Any], ...], float]]:
-        data = reader.get_metrics_data()
-        return {
-            metric.name: {tuple(sorted(point.attributes.items())): point.value for point in metric.data.data_points}
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }  # fmt: skip
-
-    loader = loader_of(30)
-    metrics.opentelemetry(loader, provider.get_meter("test"), rank=1)
-    list(loader)
-    first = collected()
-    list(loader)
-    second = collected()
-    rank = ("rank", "1")
-    assert first["torchdata.items"] == {(rank,): 30.0}
-    assert second["torchdata.items"] == {(rank,): 60.0}
-    assert second["torchdata.process_items"][("process", "worker process 1"), rank] == 30
-    assert second["torchdata.items_per_second"][rank,] > 0
-    gone = weakref.ref(loader)
-    loader.shutdown()
-    del loader
-    gc.collect()
-    assert gone() is None, "the instruments do not keep it"
-    assert collected()["torchdata.items"] == {(rank,): 60.0}
-    provider.shutdown()
-
-
-def test_a_log_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchdata")
-    with loader_of(200, workers=1) as loader, metrics.log(loader, every=0.05) as lines:
-        list(loader)
-        deadline = time.monotonic() + 20
-        while len(caplog.records) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        lines.write()
-    count = len(caplog.records)
-    lines.close()
-    assert count >= 4
-    last = caplog.records[-1]
-    assert last.torchdata["items"] == 200  # type: ignore[attr-defined]
-    assert last.getMessage().startswith("rank 0, epoch 1: ")
-    assert all("waiting" in record.getMessage() for record in caplog.records)
-    with pytest.raises(ValueError, match="every is a positive number"):
-        metrics.log(loader, every=0)
-
-
-def test_scalars_go_to_a_writer_with_their_step() -> None:
-    class Writer:
-        def __init__(self) -> None:
-            self.found: dict[tuple[str, int], float] = {}
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            assert (name, step) not in self.found
-            self.found[name, step] = value
-
-    writer = Writer()
-    with loader_of(20) as loader:
-        write = metrics.tensorboard(loader, writer)
-        for step, _ in enumerate(loader):
-            if step % 10 == 9:
-                write(step)
-    assert writer.found["data/items", 9] == 10
-    assert writer.found["data/items", 19] == 20
-    assert 0 <= writer.found["data/waiting_ratio", 19] <= 1
-    assert ("data/process_in_flight_items/worker process 0", 9) in writer.found
-    with pytest.raises(TypeError, match="add_scalar"):
-        metrics.tensorboard(loader, object())
-    with pytest.raises(TypeError, match="those of a DataLoader2"):
-        metrics.tensorboard([], writer)  # type: ignore[arg-type]
-
-
-SKEWED = """
-def slow_on_rank_1(item):
-    if int(os.environ["RANK"]) == 1:
-        time.sleep(0.01)
-    return item
-
+RANKED = """
 def main(rank):
-    import torchdata.metrics
-    from torchdata._observe.metrics.values import rank_of
+    from torchdata._observe.measuring import rank_of
     service = SequentialReadingService(DistributedReadingService(60), MultiProcessingReadingService(1, "fork"))
-    pipe = IterableWrapper(range(300)).sharding_filter().map(slow_on_rank_1)
-    with DataLoader2(pipe, reading_service=service) as loader:
-        try:
-            torchdata.metrics.rank_skew(loader)
-        except RuntimeError as error:
-            too_early = str(error)
-        for _ in loader:
-            pass
-        skew = torchdata.metrics.rank_skew(loader)
-        own = loader.stats().waiting_seconds
+    with DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=service) as loader:
         list(loader)
-        later = torchdata.metrics.rank_skew(loader, loader.stats())
-        return skew, own, rank_of(loader), str(skew), too_early, later.max
+        return rank_of(loader)
 """
 
 
-def test_ranks_tell_who_waits_most(tmp_path: Path) -> None:
+def test_the_label_is_the_rank_of_the_job(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="ranks of torch.distributed")
-    with gloo_job(tmp_path, SKEWED, 3) as job:
-        outcomes = job.outcomes()
-    skews = [outcome[0] for outcome in outcomes]
-    assert skews[0] == skews[1] == skews[2], "all ranks are told the same"
-    skew = skews[0]
-    for rank, (_, own, named, text, too_early, later) in enumerate(outcomes):
-        assert skew.waiting_seconds[rank] == pytest.approx(own, abs=1e-5)
-        assert named == rank
-        assert text.startswith("of 3 ranks, rank 1 waits most for data")
-        assert "before the first epoch" in too_early
-        assert later < skew.max / 2
-    assert skew.most == 1
-    assert skew.max == max(skew.waiting_seconds) > 0.15
-    assert skew.min <= skew.median <= skew.max
-    assert skew.waiting[1] == max(skew.waiting)
-
-
-def test_ranks_are_those_of_a_distributed_service_alone() -> None:
-    with pytest.raises(TypeError, match="DistributedReadingService, and this loader has none"):
-        metrics.rank_skew(loader_of(3))
+    with gloo_job(tmp_path, RANKED, 2) as job:
+        assert job.outcomes() == [0, 1]

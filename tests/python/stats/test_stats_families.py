@@ -85,6 +85,8 @@ def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
     with stalls_told(tmp_path / "there", monkeypatch) as told:
         assert [int(batch) for batch in loader] == list(range(20))
     assert "main waits for worker process 1" in told[0]
+    assert "with start method 'fork' the usual cause is a library whose threads do not survive a fork" in told[0]
+    assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told[0]
 
 
 def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from fresh_processes import python_path, run_program
 
+#: Where the demo lies, of which the tutorial takes parts.
+EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
 #: Printed behind each block; no block prints it.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
@@ -102,7 +104,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     # What is collated before torch is imported are arrays, and tensors where it is there already.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
-    environment = {**os.environ, "PYTHONPATH": python_path()}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
     command = [sys.executable, "-W", "error", *(["-W", f"ignore::{ignored}"] if ignored else []), *how, str(script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=script.parent, env=environment)
 

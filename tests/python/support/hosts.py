@@ -18,7 +18,6 @@ from torchdata._engine.remote.dispatching import DispatchingChild, pickled
 from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup, Told
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
-from torchdata._observe.trace.carried import Piece
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
@@ -54,9 +53,6 @@ class LocalActor:
 
     def tell(self, lane: int, told: Told) -> None:
         self._call(f"tell{lane}", self.host.tell, lane, told)
-
-    def end_log(self, number: int, position: int) -> Future[Piece | None]:
-        return self._call("look", self.host.end_log, number, position)
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         return self._call(f"pull{lane}", self.host.pull, lane, most)

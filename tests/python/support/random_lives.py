@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 from driving import drive, parser_of
-from leftovers import children
+from leftovers import children, told
 from life_epochs import Bad, Epoch, read_epoch
 from life_plans import Life, only_read
 from pressing import alarm, press
@@ -454,8 +454,9 @@ def check(life: Life) -> int:
         except Exception as error:
             error.add_note(f"did: {run.did}")
             raise
-    if set(children()) - before:
-        raise Differs(f"processes were left behind: {set(children()) - before}")
+    left = set(children()) - before
+    if left:
+        raise Differs(f"processes were left behind after {run.did}: {list(map(told, left))}")
     return len(run.did)
 
 

@@ -16,7 +16,7 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["UNSENT", "DataChunk", "has_own_reducer", "loads", "pickled_parts"]
+__all__ = ["UNSENT", "DataChunk", "dumps_by", "has_own_reducer", "loads", "pickled_parts"]
 
 #: The attribute of an exception that says that it was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
@@ -37,12 +37,12 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     Returns the pickle, the buffers, and where the tensors in `obj` lie.
     """
     try:
-        return _dumps_by(pickle.Pickler, obj)
+        return dumps_by(pickle.Pickler, obj)
     except Exception:
-        import cloudpickle
+        from torchdata._by_value import ByValuePickler
 
         try:
-            return _dumps_by(cloudpickle.Pickler, obj)
+            return dumps_by(ByValuePickler, obj)
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
@@ -58,17 +58,32 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-def _dumps_by(base: Any, obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
+def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryview], list[Span]]:
+    """What `pickled_parts` returns, by one class of picklers.
+
+    Args:
+        base: the class.
+        obj: what is pickled.
+        least: buffers of fewer bytes stay in the pickle, apart from those of tensors.
+    """
     try:
-        return _dumps(base, obj, out_of_band=True)
+        return _dumps(base, obj, least)
     except BufferError:  # a buffer that is not contiguous cannot travel as it is
-        return _dumps(base, obj, out_of_band=False)
+        return _dumps(base, obj, None)
 
 
-def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryview], list[Span]]:
+def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryview], list[Span]]:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickling = base(file, protocol=5, buffer_callback=buffers.append if out_of_band else None)
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        is_small = least is not None and len(buffer.raw()) < least
+        if not is_small:
+            buffers.append(buffer)
+        return is_small
+
+    callback = stays if least else buffers.append
+    pickling = base(file, protocol=5, buffer_callback=None if least is None else callback)
     table = _tables.take(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
@@ -84,7 +99,7 @@ def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryvi
     return pickled, parts, spans
 
 
-def loads(pickled: bytes, buffers: list[Any]) -> Any:
+def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
     """The counterpart of `pickled_parts`."""
     if memoryview(pickled)[:1] != _WITH_TENSORS:
         return pickle.loads(pickled, buffers=buffers)

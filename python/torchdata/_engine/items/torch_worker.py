@@ -1,19 +1,20 @@
-"""Tells torch that this process is a worker, for who asks `torch.utils.data.get_worker_info()`, and where to collate.
+"""What a worker needs to be like a worker of torch: `get_worker_info()`, where to collate, and its random numbers.
 
 Role: called in a worker when it has its graph and at the start of each epoch. Torch need not be loaded: then it is told
-when it is imported.
+when it is imported. Only `seed_worker` imports it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 from typing import Any
 
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["tell_torch"]
+__all__ = ["seed_worker", "tell_torch"]
 
 _MODULE = "torch.utils.data"
 
@@ -38,6 +39,24 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
         call_when_imported("worker info", {_MODULE: tell})
     else:
         tell(loaded)
+
+
+def seed_worker(base_seed: int, worker_id: int) -> None:
+    """Seeds the global generators of torch, NumPy and Python as torch does in its workers.
+
+    Args:
+        base_seed: the seed that all workers share.
+        worker_id: the number of this worker, from 0.
+    """
+    import numpy
+    import torch
+    from torch.utils.data._utils.worker import _generate_state
+
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy_seed: Any = _generate_state
+    numpy.random.seed(numpy_seed(base_seed, worker_id))
 
 
 def collate_where_items_leave(collate: Any) -> None:

@@ -12,13 +12,12 @@ must not wait (`ChildName`): the child watches main, and searches no cycles.
 from __future__ import annotations
 
 import gc
-import io
 import mmap
 import operator
 import os
 import pickle
 import re
-import sys
+import struct
 import tempfile
 import threading
 import time
@@ -38,7 +37,6 @@ __all__ = [
     "Parcel",
     "SharedPickle",
     "end_early_watch",
-    "pickle_graph",
     "unpack",
     "warn_of_lacks",
     "why_unpicklable",
@@ -139,6 +137,10 @@ SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard, DealingRecord)
 
 #: The message of `pickle` for a function that it does not find in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
+#: The buffers of a `SharedPickle` begin at multiples of this many bytes.
+_ALIGNMENT = 64
+#: The length of the list of places, at the end of a `SharedPickle`.
+_LENGTH = struct.Struct("<Q")
 #: Whether it was said that the system is not whole.
 _warned = False
 
@@ -172,9 +174,17 @@ def warn_of_lacks() -> None:
 
 
 class SharedPickle:
-    """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
+    """A pickle in anonymous shared memory, which any number of children load.
 
-    def __init__(self, pickled: bytes) -> None:
+    The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
+    are views of the memory that all children share, and a page is copied when a child writes to it.
+
+    Args:
+        pickled: the pickle.
+        buffers: its buffers.
+    """
+
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
         if not is_portable() and hasattr(os, "memfd_create"):
             self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph"))
         else:
@@ -182,21 +192,35 @@ class SharedPickle:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            file.write(pickled)
+            places, parts = [], [memoryview(pickled), *buffers]
+            for part in parts:
+                file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                places.append((file.tell(), file.tell() + len(part)))
+                file.write(part)
+            index = pickle.dumps(places)
+            file.write(index)
+            file.write(_LENGTH.pack(len(index)))
 
-    def load(self) -> Any:
-        """Unpickles the content."""
-        with mmap.mmap(self._owned.fileno(), 0, prot=mmap.PROT_READ) as memory:
-            try:
-                return pickle.load(io.BytesIO(memory))
-            except AttributeError as error:
-                if found := _MISSING_IN_MAIN.search(str(error)):
-                    error.add_note(
-                        f'{found[1]!r} is defined under `if __name__ == "__main__":`, or by it, and a worker that '
-                        "imports the program (start methods 'spawn' and 'forkserver') does not run that: define it "
-                        "above, at the top level of the program"
-                    )
-                raise
+    def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
+        """Unpickles the content.
+
+        Args:
+            loads: makes an object of a pickle and its buffers.
+        """
+        whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
+        (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
+        places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
+        pickled, *buffers = (whole[start:end] for start, end in places)
+        try:
+            return loads(pickled, buffers)
+        except AttributeError as error:
+            if found := _MISSING_IN_MAIN.search(str(error)):
+                error.add_note(
+                    f'{found[1]!r} is defined under `if __name__ == "__main__":`, or by it, and a worker that '
+                    "imports the program (start methods 'spawn' and 'forkserver') does not run that: define it "
+                    "above, at the top level of the program"
+                )
+            raise
 
     @classmethod
     def adopt(cls, descriptor: int) -> SharedPickle:
@@ -276,45 +300,25 @@ def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
     """The contents of a parcel, each of which is unpickled when it is asked for."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
-    contents = pickled.load()
+    contents = pickled.load(lambda parcel, _: pickle.loads(parcel))
     pickled.close()
     yield from map(pickle.loads, contents)
 
 
-def _main_cannot_be_imported() -> bool:
-    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`)."""
-    main = sys.modules.get("__main__")
-    return getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
-
-
-def pickle_graph(obj: Any) -> bytes:
-    """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes)."""
-    if not _main_cannot_be_imported():
-        try:
-            return pickle.dumps(obj, protocol=5)
-        except Exception as error:
-            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
-                raise
-    import cloudpickle
-
-    pickled: bytes = cloudpickle.dumps(obj, protocol=5)
-    return pickled
-
-
 def why_unpicklable(pipes: list[Any], start_method: str) -> str:
     """A sentence that names the attribute that keeps the graph from being pickled, and what to do."""
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     remedy = (
-        "make it picklable (open files, locks and connections are best opened inside `__iter__`, or left out by "
-        "`__getstate__`), or use multiprocessing_context='fork'"
+        "make it picklable: open files, locks and connections in the worker, inside `__iter__`, or leave them out by "
+        "`__getstate__`"
     )
     for pipe in pipes:
         for name, value in vars(pipe).items():
             if any(value is other for other in pipes):
                 continue
             try:
-                cloudpickle.dumps(value)
+                dumps(value)
             except Exception as error:
                 return (
                     f"attribute {name!r} of the pipe {type(pipe).__name__} cannot be pickled, which start method "

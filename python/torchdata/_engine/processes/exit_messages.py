@@ -11,6 +11,8 @@ import signal
 import sys
 from typing import Protocol
 
+from torchdata._threads import AFTER_FORK
+
 __all__ = ["CANNOT_WATCH", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
 
 #: Exit code of a child that cannot watch main: the system's name for its own errors.
@@ -36,6 +38,7 @@ _BY_SIGNAL = {
     "SIGABRT": "a native library gave up, as this one does where memory cannot be had (a limit: ulimit -v, or the "
     "container's): see its output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 shows where",
     "SIGBUS": "memory or disk space behind a mapping ran out",
+    "SIGTERM": "code in this process has sent the signal, because a SIGTERM from another process does not end a child",
 }
 
 
@@ -53,6 +56,9 @@ class Exited(Protocol):
 
     @property
     def is_orphan(self) -> bool: ...
+
+    @property
+    def is_copy_of_main(self) -> bool: ...
 
 
 def exit_message(child: Exited) -> str:
@@ -76,6 +82,8 @@ def how_it_died(child: Exited) -> tuple[str, str]:
             signal_name = f"signal {-code}"
         how = f"was killed by {signal_name}"
         advice = _BY_SIGNAL.get(signal_name, "look for who sent the signal")
+        if child.is_copy_of_main and signal_name in ("SIGSEGV", "SIGTERM"):
+            advice += f"; {AFTER_FORK}"
     elif code == CANNOT_WATCH:
         how = f"exited with code {code}"
         advice = (

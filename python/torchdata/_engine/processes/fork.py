@@ -3,10 +3,11 @@
 Role: a fork copies every lock as it is, and of the threads only the one that forks. A lock that another thread holds
 then is held in the child for ever. Python and the C library see to their own locks, but not to those of PyTorch's and
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to that of a module that a thread is importing. So a thread that forks a child of the engine waits
-right before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked.
-PyTorch's is taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and
-a thread that prints without a pause never leaves them free: the child makes its buffers anew.
+seeds there), nor to those that `torch.manual_seed` takes for devices, nor to that of a module that a thread is
+importing. So a thread that forks a child of the engine waits right before until they are free. It keeps NumPy's and
+the devices', which can be kept from Python, until it has forked. That of PyTorch's generator is taken last, by the
+extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that prints without a
+pause never leaves them free: the child makes its buffers anew.
 
 One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
 one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
@@ -32,16 +33,14 @@ from typing import Any
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
-from torchdata._native import fork_waits_for, use_huge_pages
+from torchdata._native import fork_waits_for
 
 __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 
-#: Seconds that main waits for NumPy's lock: a thread that keeps it longer is found out by the child.
+#: Seconds that main waits for each lock that it keeps: a thread that has one for longer is found out by the child.
 KEPT = 1.0
 #: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: After so many forks main's memory is moved into huge pages, whose forks are cheaper: that takes what some 80 save.
-MANY = 128
 #: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
 PATIENCE = 10.0
 
@@ -64,15 +63,20 @@ def _renew_streams() -> None:
                 io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
 
-def _numpy_lock() -> Any:
-    """That of NumPy's global generator; None if it is not loaded, or not yet as a whole."""
+def _numpy_locks() -> list[Any]:
+    """That of NumPy's global generator, if it is loaded as a whole."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
-    return None if generator is None else generator().lock
+    return [] if generator is None else [generator().lock]
 
 
-def _take_numpy() -> None:
-    lock = _numpy_lock()
-    if lock is not None:
+def _device_locks() -> list[Any]:
+    """Those that `torch.manual_seed` takes, even if there is no such device; of modules that are loaded as a whole."""
+    modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
+    return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
+
+
+def _take(locks: Sequence[Any]) -> None:
+    for lock in locks:
         with lock:
             pass
 
@@ -91,16 +95,17 @@ def _take_torch() -> None:
 #: The function that waits for each lock, by the words for a thread that holds it.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
-    "draws from NumPy's global generator": _take_numpy,
+    "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
+    "seeds PyTorch or initializes a device": lambda: _take(_device_locks()),
     "draws from PyTorch's global generator": _take_torch,
 }
 
 
 class _OfThisThread(threading.local):
-    """Whether the thread forks a child, and NumPy's lock if it keeps it."""
+    """Whether the thread forks a child, and the locks that it keeps for that."""
 
     forks = False
-    kept: Any = None
+    kept: tuple[Any, ...] = ()
 
 
 _own = _OfThisThread()
@@ -127,14 +132,14 @@ def _forks_no_more() -> None:
 def _before_fork() -> None:
     if not _own.forks:
         return
-    lock = _numpy_lock()
-    if lock is not None and lock.acquire(timeout=KEPT):
-        _own.kept = lock
+    for lock in (*_numpy_locks(), *_device_locks()):
+        if lock.acquire(timeout=KEPT):
+            _own.kept += (lock,)
 
 
 def _after_fork() -> None:
-    lock, _own.kept = _own.kept, None
-    if lock is not None:
+    locks, _own.kept = _own.kept, ()
+    for lock in locks:
         lock.release()
 
 
@@ -150,21 +155,6 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 # -- the children -----------------------------------------------------------------------------------------------------
 
-
-class _Forks:
-    """How many this process has begun since its memory was moved."""
-
-    count = 0
-
-    def expect(self, more: int) -> None:
-        """Moves the memory, if with those that are about to begin there are many."""
-        self.count += more
-        if self.count >= MANY:
-            self.count = 0
-            use_huge_pages()
-
-
-_forks = _Forks()
 
 #: The messages of a child: its number, and the lock that it is about to take; that it has them all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
@@ -225,6 +215,8 @@ class ForkedChild(ChildProcess):
         args: what that is called with.
     """
 
+    is_copy_of_main = True
+
     def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         super().__init__(name, process_name)
         self.is_watched_later = True
@@ -279,7 +271,6 @@ def fork_all(
     Raises:
         OSError: the system has no room for a process, or one of the locks is never free.
     """
-    _forks.expect(len(children))
     try:
         reader, writer = os.pipe()
     except OSError as error:

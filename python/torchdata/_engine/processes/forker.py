@@ -38,7 +38,7 @@ from torchdata._engine.processes.crossing import PREFIX, ChildName, Parcel
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED
 from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONGEST, REFUSAL, serve
-from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupt_waits
+from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits
 from torchdata._engine.processes.process import ChildProcess, close_here, is_ready, keep_from_children, reap
 from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
@@ -100,12 +100,13 @@ class Forker:
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
-    def forked(cls, inherited: Sequence[Any], bells: BellBoard) -> Forker:
-        """One that main forks.
+    def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> Forker:
+        """One that main forks. Call it with signals deferred: what `deliver` raises leaves no process behind.
 
         Args:
             inherited: what its children are to have by `Inherited`.
             bells: the bells of the loader.
+            deliver: delivers signals that have come meanwhile.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
@@ -114,8 +115,11 @@ class Forker:
 
             main = os.getpid()
             process = ForkedChild(_NAME, _PROCESS_NAME, run, ())
-            with InterruptsDeferred() as deferred:
-                fork_all([process], lambda number: None, deferred.deliver)
+            try:
+                fork_all([process], lambda number: None, deliver)
+            except BaseException:
+                _end_process(process)
+                raise
             return process
 
         return cls(True, launch)
@@ -244,13 +248,17 @@ class Forker:
         self.is_over = True
         self._at_exit.cancel()
         close_here(self._socket)
-        self._process.kill()
-        if self._process.wait(KILLED):
-            self._process.close()
+        _end_process(self._process)
 
     def leave(self) -> None:
         """In a forked child of main's: leaves the process to its parent."""
         self._socket.close()
+
+
+def _end_process(process: ChildProcess) -> None:
+    process.kill()
+    if process.wait(KILLED):
+        process.close()
 
 
 #: The one that serves the program's loaders under start method "forkserver".
@@ -357,6 +365,7 @@ class RemoteChild(ChildProcess):
             with contextlib.closing(Parcel(preparation, self._call)) as parcel:
                 pid: int = forker.ask("fork", self._process_name, descriptors=[*parcel.descriptors(), leave])
             self._forker, answer = forker, LEAVE
+            self.is_copy_of_main = forker.inherits
             return pid
         finally:
             # Closing is not enough: others may hold this end, whom another thread forks at the moment.

@@ -1,8 +1,9 @@
 """The forking process: it waits at a socket, forks a child whenever main asks, and tells how one has ended.
 
 Role: runs in a process of its own, which main has forked or spawned (`forker.py`). All signals are blocked in it, so
-its children see none before they leave them to main. It reaps a child when main asks for the exit code, and not before:
-the child's number is no other's while main may signal it. It ends with main's end of the socket, or with main.
+its children see none before they leave them to main. Only a SIGTERM that it raises itself ends it. It reaps a child
+when main asks for the exit code, and not before: the child's number is no other's while main may signal it. It ends
+with main's end of the socket, or with main.
 
 A child waits for main's leave to begin. One of which main has never heard, as the forking process was killed between
 the fork and its reply, ends at once: it takes nothing that main has given to the one in its place.
@@ -23,7 +24,7 @@ from typing import Any
 
 from torchdata._engine.processes.crossing import end_early_watch, unpack
 from torchdata._engine.processes.fork import fork_process
-from torchdata._engine.processes.interrupts import block_all
+from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
 from torchdata._native import BellBoard, drop_inherited
 
@@ -75,7 +76,7 @@ def serve(
         module: the name of a module to import for all children, if it can be imported.
     """
     global _inherited
-    block_all()
+    block_all_but_own_sigterm()
     if mains is not None:
         mains.close()
     close_inherited()

@@ -6,7 +6,8 @@ fork; one that is raised in the middle of starting or ending a child leaves a ch
 signals there and lets them through between two steps.
 
 A child must never run a handler of main's, though a terminal or a cluster sends signals to all processes of the
-program. It inherits a mask that keeps them from it until it takes no notice of them (`MainSignals`).
+program. It inherits a mask that keeps them from it until it takes no notice of them (`MainSignals`). A signal that a
+child raises itself is another matter: it has its default action, so SIGTERM ends the child.
 
 Python runs handlers in the main thread alone, and allows only it to change them; the mask is each thread's own. A
 signal that has no handler in Python is not held: it is ignored, or ends the program, or is a C library's business.
@@ -24,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torchdata._native import take_no_notice
@@ -33,7 +34,7 @@ __all__ = [
     "InterruptsDeferred",
     "MainSignals",
     "StartGivenUp",
-    "block_all",
+    "block_all_but_own_sigterm",
     "interrupt_waits",
     "interrupts_blocked",
     "is_of_handler",
@@ -143,12 +144,7 @@ class InterruptsDeferred:
             finally:
                 self.deliver()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._has_begun:
             InterruptsDeferred.innermost = self._outer
             self._end()
@@ -202,9 +198,16 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def block_all() -> None:
-    """Keeps all signals that can be held from this thread, and from processes that it forks, until they allow them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _CAN_BE_HELD)
+def block_all_but_own_sigterm() -> None:
+    """Keeps all signals that can be held from this thread, and from processes that it forks, until they allow them.
+
+    SIGTERM is allowed, because code in this process may raise it to end the process. From other processes it does
+    nothing, here and in processes that are forked here.
+    """
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, _take_no_notice)
+        take_no_notice(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(_CAN_BE_HELD) - {signal.SIGTERM})
 
 
 # -- what children do with signals -------------------------------------------------------------------------------------
@@ -230,7 +233,8 @@ class MainSignals:
 
         The signals are not ignored, but have a handler that does nothing: programs that the child starts would inherit
         that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what main
-        ignores. A signal that came while it was blocked is gone, and the mask is main's again.
+        ignores. A signal that came while it was blocked is gone, and the mask is main's again. A signal that the child
+        sends to itself, even while it was blocked, has its default action.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -260,8 +264,10 @@ def _caught() -> set[int]:
 _deaf: list[int] = []
 
 
-def _take_no_notice(_number: int, _frame: FrameType | None) -> None:
-    """The handler in a child of a signal that main handles."""
+def _take_no_notice(number: int, _frame: FrameType | None) -> None:
+    """The handler in a child of a signal that main handles. It is called only after user code has put it back, and has
+    the native handler do so from then on, as that one knows who has sent a signal."""
+    take_no_notice(number)
 
 
 def _hear_again() -> None:

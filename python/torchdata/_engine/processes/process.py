@@ -18,14 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.popen_fork import Popen
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor
-
-if TYPE_CHECKING:
-    from torchdata._observe.trace.carried import CarriedLog
 
 __all__ = [
     "LOOK",
@@ -143,6 +140,9 @@ class ChildProcess(ABC):
         name: what the child is called in messages.
         process_name: what its process is called, which `multiprocessing.current_process` tells in it.
     """
+
+    #: Whether its memory began as a copy of main's, as under start method "fork".
+    is_copy_of_main = False
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
@@ -271,14 +271,6 @@ class ChildProcess(ABC):
 
         number, descriptor = (page["signal"], page["stack"]) if page is not None else (0, 0)
         return where_it_stands(self.pid or 0, number, descriptor, wakes=wakes)
-
-    def carried_log(self, capacity: int) -> CarriedLog | None:
-        """The log of its trace, if it is on another machine; None: it writes the one that main has made.
-
-        Args:
-            capacity: the most records.
-        """
-        return None
 
     @property
     def called(self) -> str:

@@ -24,7 +24,6 @@ from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
-from torchdata._observe.trace.carried import Piece
 from torchdata._optional import optional_import
 
 __all__ = ["Cluster"]
@@ -241,10 +240,6 @@ class _Actor:
     def tell(self, lane: int, told: Told) -> None:
         with self._cluster.stay():
             self._call("tell", lane, told, group=f"tell{lane}")
-
-    def end_log(self, number: int, position: int) -> Future[Piece | None]:
-        ended: Future[Piece | None] = self._ask("end_log", number, position, group="look")
-        return ended
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         pulled: Future[Pulled] = self._ask("pull", lane, most, group=f"pull{lane}")

@@ -47,13 +47,12 @@ def pickled(program: Program) -> bytes:
     Raises:
         TypeError: it cannot be pickled.
     """
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     try:
-        found: bytes = cloudpickle.dumps(program, protocol=5)
+        return dumps(program)
     except Exception as error:
         raise TypeError(program.why_unpicklable("ray", error)) from error
-    return found
 
 
 @contextlib.contextmanager

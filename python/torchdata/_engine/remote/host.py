@@ -36,7 +36,6 @@ from torchdata._engine.workers.group import default_budget
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
-from torchdata._observe.trace.carried import KeptLog, Piece
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
@@ -130,13 +129,11 @@ class Seen:
         counts: what it has counted.
         times: nanoseconds that its threads ran, that they were ready to and did not, and that it has lived.
         is_stopped: whether it is stopped, by a signal or a debugger.
-        piece: what it has written of a trace.
     """
 
     counts: bytes
     times: tuple[int, int, int]
     is_stopped: bool
-    piece: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -148,16 +145,12 @@ class Told:
         words: the latest words; None: they are as before.
         frame: commands, or what is dispatched.
         holds: whether units are to be held back, as main has no room for more.
-        log: number and capacity of a log that the worker is to write from the next epoch on, if it is a new one.
-        sent: when, in nanoseconds of main's clock.
     """
 
     number: int
     words: list[int] | None
     frame: list[Any]
     holds: bool
-    log: tuple[int, int] | None = None
-    sent: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass(frozen=True)
@@ -172,7 +165,6 @@ class Pulled:
         exitcode: how.
         seen: the worker, if it is time for another look.
         is_full: whether main is to hold units back, as what it has told waits for room.
-        sent: when, in nanoseconds of the host's clock.
     """
 
     number: int
@@ -182,7 +174,6 @@ class Pulled:
     exitcode: int | None = None
     seen: Seen | None = None
     is_full: bool = False
-    sent: int = field(default_factory=time.monotonic_ns)
 
 
 def apart(frame: list[Any]) -> list[Any]:
@@ -337,8 +328,6 @@ class Host:
         for link in (link for pair in self._links for link in pair):
             link.close_descriptor()
         self._lanes: list[_Lane] = []
-        #: What the worker writes of main's trace.
-        self._log: KeptLog | None = None
         self._beginning, self._has_ended = threading.Lock(), False
         self._heard = time.monotonic()
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
@@ -365,11 +354,6 @@ class Host:
             told: what main tells.
         """
         self._heard = time.monotonic()
-        if told.log is not None:
-            with contextlib.suppress(OSError):  # no memory: the epoch goes on without
-                self._log = KeptLog(*told.log)
-        if self._log is not None:
-            self._log.hear(told.sent)
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
@@ -392,21 +376,7 @@ class Host:
 
         ran, stood, lived = processor_times(self._child.pid or 0) or (0.0, 0.0, 0.0)
         times = int(ran * 1e9), int(stood * 1e9), int(lived * 1e9)
-        piece = None if self._log is None else self._log.take(is_last)
-        return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped, piece)
-
-    def end_log(self, number: int, position: int) -> Piece | None:
-        """Ends a log.
-
-        Args:
-            number: which one.
-            position: how much of it main has.
-
-        Returns:
-            The rest; None if the log is not there.
-        """
-        log = self._log
-        return log.end(position) if log is not None and log.number == number else None
+        return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def stand(self, wakes: bool) -> tuple[str, str]:
         """Where the worker stands: the kernel's word on it, and its Python stacks.

@@ -27,7 +27,6 @@ from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, byte
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
-from torchdata._observe.trace.carried import CarriedLog, Piece
 from torchdata._threads import Flag
 
 __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
@@ -59,8 +58,6 @@ class Actor(Protocol):
     def begin(self) -> Future[About]: ...
 
     def tell(self, lane: int, told: Told) -> None: ...
-
-    def end_log(self, number: int, position: int) -> Future[Piece | None]: ...
 
     def pull(self, lane: int, most: int) -> Future[Pulled]: ...
 
@@ -118,9 +115,6 @@ class RemoteWorker(ChildProcess):
         #: What it is, once it is up.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: What it writes of a trace, and logs of which its host is still to be told.
-        self._log: CarriedLog | None = None
-        self._new_logs: deque[CarriedLog] = deque()
         #: What went wrong with what is dispatched.
         self._fault: Exception | None = None
         ends = os.pipe()
@@ -198,37 +192,6 @@ class RemoteWorker(ChildProcess):
         except Exception as error:  # whatever Ray says of a host that does not answer
             return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
 
-    def carried_log(self, capacity: int) -> CarriedLog:
-        """The log of a trace that it writes from the next epoch on, which its host is told of before that."""
-        log = self._log
-        if log is None or log.is_stopped:
-            log = self._log = CarriedLog(capacity, self._place, self._end_log)
-            self._new_logs.append(log)
-        return log
-
-    def _place(self) -> tuple[str, str] | None:
-        about, actor = self.about, self._actor
-        return None if about is None or actor is None else (about.address, actor.identity)
-
-    def _end_log(self, log: CarriedLog) -> Future[Piece | None] | None:
-        actor = self._actor
-        try:
-            if actor is None or self.about is None or self._has_ended:
-                return None  # all has come
-            return actor.end_log(log.number, log.position)
-        except Exception:  # the cluster was left
-            return None
-
-    def _next_log(self) -> tuple[int, int] | None:
-        """A log that its host has not been told of.
-
-        To be asked for behind each take of units, of which one may be the command of the epoch.
-        """
-        if not self._new_logs:
-            return None
-        log = self._new_logs.popleft()
-        return log.number, log.capacity
-
     def kill(self) -> None:
         """Ends it at once."""
         self._is_killed = True
@@ -284,7 +247,7 @@ class RemoteWorker(ChildProcess):
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
         carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, setup.index, MAIN)
         self._carriers.append(carrier)
-        lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed, self._next_log)
+        lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
             # Nothing is sent to the dispatching process but words.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
@@ -318,9 +281,7 @@ class RemoteWorker(ChildProcess):
 
     def _note(self, one: Pulled) -> None:
         """Shows what its host has seen of it, and counts what has come over the network."""
-        page, log = self._setup.page, self._log
-        if log is not None:
-            log.came(one.sent, None if one.seen is None else one.seen.piece)
+        page = self._setup.page
         if one.frame:
             came = bytes_of(one.frame)
             self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)
@@ -356,7 +317,6 @@ class _Lane:
         carrier: takes from the one link and puts into the other.
         most: bytes of a frame from which on no further unit is added.
         goes_on: whether anybody wants it carried.
-        log: says which log the host is to be told of.
     """
 
     def __init__(
@@ -366,10 +326,9 @@ class _Lane:
         carrier: Carrier,
         most: int,
         goes_on: Callable[[], bool],
-        log: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
         self._number, self._actor, self._carrier = number, actor, carrier
-        self._most, self._goes_on, self._log = most, goes_on, log
+        self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
         """Lets it look around."""
@@ -390,10 +349,9 @@ class _Lane:
             words, units = carrier.take(0 if is_full else TOLD)
             if words is not None and words[0] & _END:
                 arrived.end()
-            log = self._log()
-            if words is not None or units or holds != arrived.is_much or log is not None:
+            if words is not None or units or holds != arrived.is_much:
                 holds = arrived.is_much
-                actor.tell(number, Told(told, words, apart(units), holds, log))
+                actor.tell(number, Told(told, words, apart(units), holds))
                 told += 1
             while len(pulls) < AHEAD:
                 pull = actor.pull(number, self._most)

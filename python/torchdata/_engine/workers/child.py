@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
+from torchdata._engine.items.codec import loads
 from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle, end_early_watch
 from torchdata._engine.processes.exit_messages import CANNOT_WATCH
@@ -237,7 +237,10 @@ class Child:
         setup = self.setup
         try:
             _limit_threads()  # before anything of the user's is imported
-            program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
+            program = setup.program
+            if isinstance(program, SharedPickle):
+                shared, program = program, program.load(loads)
+                shared.close()  # the memory is mapped
             _engine.current_sender = self.sender
             runner.prepare(program)
         except BaseException as error:

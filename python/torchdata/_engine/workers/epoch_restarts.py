@@ -57,7 +57,6 @@ class EpochRestarts(Restarts):
         members: the children. Its lists are changed.
         context: multiprocessing's context that starts them.
         shutdown: what ends them.
-        trace: from a child's number and name, where it writes its trace; None where nothing is traced.
         hangs: what ends those that hang; None: nothing.
         deaths: whether the places of those are taken that have died otherwise, too.
     """
@@ -67,12 +66,10 @@ class EpochRestarts(Restarts):
         members: Members,
         context: BaseContext,
         shutdown: Shutdown,
-        trace: Callable[[int, str], str | None],
         hangs: Hangs | None = None,
         deaths: bool = True,
     ) -> None:
         super().__init__(members, context, shutdown, hangs, deaths)
-        self._trace = trace
         #: The epoch that runs, if any has begun.
         self.run: Run | None = None
         self._calls = Calls(members)
@@ -148,9 +145,8 @@ class EpochRestarts(Restarts):
                 self._send_repeat(index, run, starts[index], self._calls.within(index))
                 continue
             announced = Announced.NONE if run.before is None else self._members.announced(index, starts)
-            trace = self._trace(index, self._members.names[index])
             start = _with_calls(starts[index], self._calls.within(index))
-            command = (run.number, *run.commands(index), announced, start, trace)
+            command = (run.number, *run.commands(index), announced, start)
             self._send(index, "epoch", *command)
 
     def _apply(self, indices: Sequence[int], *, runs: bool, repeats: bool) -> None:
@@ -171,7 +167,7 @@ class EpochRestarts(Restarts):
         if index < self._members.num_workers:
             ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
             start = replace(start, starts=[(sent, ALL, None)])
-        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start, None)
+        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start)
         self._repeating.add(index)
 
     def await_repeated(self) -> None:

@@ -22,7 +22,6 @@ from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, pl
 from torchdata._engine.workers.child import MAIN, Child
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
-from torchdata._observe.trace.following import follow
 from torchdata._reporting import add_note, attributes_of, name_of
 
 __all__ = ["EpochRunner"]
@@ -74,6 +73,8 @@ class EpochRunner:
         share = None if self.dispatched is None else self._share
         program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
         self.sender.take_snapshots(program.snapshot, *setup.cadence)
+        if not setup.dispatches:
+            self.sender.take_notes(program.note)
         if self.dispatched is not None:
             self.sender.pass_on(self.dispatched)
 
@@ -134,9 +135,7 @@ class EpochRunner:
         iter_reset_fn: Any,
         announced: int,
         start: Resumption | None,
-        trace: str | None = None,
     ) -> None:
-        follow(trace)
         self.counting.begin(epoch)
         self.start = start = start or Resumption()
         self.epoch, self.opened = epoch, False

@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
-from torchdata._engine.workers.program import EpochProgram
+from torchdata._engine.workers.program import EpochProgram, Listener
 from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE, Room
@@ -74,6 +73,7 @@ class Children:
         full_stats: whether the time of each pipe is taken.
         room: where they count, if they share a board with others whose place they take; None makes one.
         survived: the ends of children in whose places others are put, instead of an error.
+        listener: receives the notes of the workers; None drops them.
     """
 
     def __init__(
@@ -91,11 +91,13 @@ class Children:
         full_stats: bool = False,
         room: Room | None = None,
         survived: Survived = NONE,
+        listener: Listener | None = None,
     ) -> None:
         self._window = window
         self._epoch = 0
         self._calls = 0
         self._timeout = timeout
+        self._listener = listener
         #: After how many seconds without an item main warns; None: never.
         self.stall_warning: float | None = None
         self._group = group = Group(
@@ -112,14 +114,13 @@ class Children:
         #: Whether the dispatching process deals to whoever is free.
         self.deals_freely = group.record is not None
         self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
-        self.room, self.stats = group.room, group.stats
+        self.room, self.stats, self.is_forked = group.room, group.stats, group.is_forked
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
-        trace = partial(_trace_of, self.room, self._processes)
         hangs = group.hangs(survived, in_order)
         self._restarts = None
         if survived:
-            self._restarts = EpochRestarts(members, context, group.ending, trace, hangs, survived.deaths)
+            self._restarts = EpochRestarts(members, context, group.ending, hangs, survived.deaths)
         try:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
@@ -132,6 +133,8 @@ class Children:
                 self.collector.watch_and_replace(group.signs, on_death, on_replace)
             if hangs is not None:
                 self.collector.tell_hang(hangs.look)
+            if listener is not None:
+                self.collector.tell_note(listener.hear)
             own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
@@ -172,12 +175,15 @@ class Children:
             restarts.await_repeated()
             self._await_obedience()  # where each was when it was told something, should this epoch be run again
         self._epoch += 1
+        if self._listener is not None:
+            self._listener.begin()
         if place is None:
             collector.start_epoch(self._epoch, self._window, owners=(0, b"") if self.deals_freely else None)
         else:
             collector.start_epoch(self._epoch, self._window, place.given, place.turn, owners=place.owners)
             collector.keep(*place.kept)
         processes = list(self._processes)
+        self._group.begin_epoch()
         if restarts is not None:  # who takes a place from now on is told by whoever puts it there
             restarts.begin_run(Run(self._epoch, commands, resume, before))
             self._check_alive()
@@ -189,13 +195,36 @@ class Children:
                 *commands(index),
                 self._members.announced(index) if announced else snapshots.Announced.NONE,
                 start,
-                _trace_of(self.room, processes, index, self._names[index]),
             )
             self._send(index, "epoch", *command, to=processes[index])
-        while announced:
-            collector.await_snapshots(self.dispatches)
-            if restarts is None or not self._check_alive():
-                break
+        if announced:
+            self._await_snapshots()
+
+    def _await_snapshots(self) -> None:
+        """Waits until each worker has begun the epoch with a snapshot, and replaces those that exit or hang.
+
+        Without `on_timeout="restart"` the wait ends after the timeout, and the next read raises.
+        """
+        hangs = None if self._restarts is None else self._restarts.hangs
+        began = time.monotonic()
+        while True:
+            called = time.monotonic()
+            self.collector.await_snapshots(self.dispatches)
+            if self._restarts is None:
+                return
+            if self._check_alive():
+                began = time.monotonic()
+                continue
+            if hangs is None or time.monotonic() - called < hangs.seconds:
+                return  # the snapshots have come, or the loader is shut down
+            for worker in self._without_snapshot():
+                hangs.look(worker, time.monotonic() - began, hangs.seconds)
+
+    def _without_snapshot(self) -> list[int]:
+        """Workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has sent none."""
+        found = self.collector.places()
+        missing = [] if found is None else [worker for worker, (_, kept) in enumerate(found[0]) if kept is None]
+        return missing or [0]
 
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
         """The epoch that is over, and where each child would go on in it."""
@@ -205,6 +234,10 @@ class Children:
             return None
         places, _, dealt, owners = found
         return replace(run, before=None), run.resume((places, dealt, owners))
+
+    def end_epoch(self) -> None:
+        """Looks at what the children have done in the epoch that is over."""
+        self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
@@ -278,11 +311,11 @@ class Children:
             self.stats.set_replaced(self.room.first_page + index)
         self._group.ending.ask()
 
-    def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
+    def _has_obeyed(self, index: int) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""
         members = self._members
         try:
-            return members.commanders[index].wait_acknowledged(members.sent[index], seconds, self._look_at(index))
+            return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
         except _Dying:
             self._check_alive()
             return False
@@ -355,9 +388,3 @@ class Children:
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
         return self._group.pids
-
-
-def _trace_of(room: Room, processes: Sequence[ChildProcess], index: int, name: str) -> str | None:
-    """Where a child writes its trace; None if nothing is traced."""
-    writing = tracing.current
-    return None if writing is None else writing.path_for(room.board, room.first_page + index, name, processes[index])

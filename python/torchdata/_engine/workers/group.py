@@ -9,12 +9,17 @@ its workers are called; the owner of the group commands them by `commanders`, an
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
+from typing import Any
 
 from torchdata._engine import snapshots
-from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
+from torchdata._engine.items.codec import dumps_by
+from torchdata._engine.processes.crossing import Handle, SharedPickle, warn_of_lacks
+from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
@@ -23,10 +28,14 @@ from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
+from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata._reporting import place_outside
 
 __all__ = ["Group", "default_budget"]
+
+#: Buffers of fewer bytes stay in the pickle of a program.
+_LEAST_BUFFER = 1024
 
 
 def default_budget() -> int:
@@ -110,11 +119,18 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
+        #: What watches files that the children share with each other.
+        self._positions: SharedPositions | None = None
         #: The counters of main.
         self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
         if self.room.is_first:
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the children began as copies of the main process."""
+        return self._start_method == "fork"
 
     @property
     def ending(self) -> Shutdown:
@@ -146,8 +162,9 @@ class Group(OwnsChildren):
                 lines.control.shared.close_descriptor()
                 lines.outputs[0].shared.close_descriptor()
 
-        if self._start_method == "fork":  # children inherit the mappings
+        if self._start_method == "fork":  # children inherit the mappings, and open files
             members.close_descriptors(indices)
+            self._positions = SharedPositions(members.pids, self.dispatches)
         start_all(members.processes, self._start_method, see_to)
         members.close_descriptors(indices)
         if not replaces:
@@ -162,6 +179,22 @@ class Group(OwnsChildren):
         if self.room.is_first:
             self.counting.adopt_main()
         return outputs
+
+    def begin_epoch(self) -> None:
+        """Notes that an epoch begins, in which the children read."""
+        if self._positions is not None:
+            self._positions.begin()
+
+    def end_epoch(self) -> None:
+        """Warns if the children have read a file through one position in the epoch; an epoch ends once."""
+        words = None if self._positions is None else self._positions.look()
+        if words is not None:
+            warn_in_thread(RuntimeWarning(words))
+
+    def shutdown(self) -> None:
+        """Ends all children; see `OwnsChildren.shutdown`."""
+        self.end_epoch()
+        super().shutdown()
 
     def collect(
         self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
@@ -206,7 +239,7 @@ class Group(OwnsChildren):
     @property
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
-        return [process.pid for process in self.members.processes if process.pid is not None]
+        return self.members.pids()
 
     @property
     def signs(self) -> list[tuple[int, int | OwnedDescriptor]]:
@@ -230,8 +263,30 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(pickle_graph(program))
+        return SharedPickle(*_pickled(program))
     except Exception as error:
         if "inheritance" in str(error):
             return program  # pickled with each process, as such objects must be
         raise TypeError(program.why_unpicklable(start_method, error)) from error
+
+
+def _main_cannot_be_imported() -> bool:
+    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`)."""
+    main = sys.modules.get("__main__")
+    return getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
+
+
+def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes).
+
+    Returns the pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+    """
+    if not _main_cannot_be_imported():
+        try:
+            return dumps_by(pickle.Pickler, obj, _LEAST_BUFFER)[:2]
+        except Exception as error:
+            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
+                raise
+    from torchdata._by_value import ByValuePickler
+
+    return dumps_by(ByValuePickler, obj, _LEAST_BUFFER)[:2]

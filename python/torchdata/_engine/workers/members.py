@@ -74,6 +74,10 @@ class Members:
             lines.append(Lines(control, outputs, dispatched[index] if is_worker and dispatched else None))
         return lines
 
+    def pids(self) -> list[int]:
+        """Process numbers of the children that were started."""
+        return [process.pid for process in self.processes if process.pid is not None]
+
     def check_alive(self, indices: Sequence[int] | None = None) -> None:
         """Raises the error of a child that has died, of some or of all."""
         for index in range(len(self.processes)) if indices is None else indices:

@@ -20,7 +20,7 @@ from torchdata._engine.processes.exit_messages import exit_message
 if TYPE_CHECKING:
     from torchdata._engine.processes.process import ChildProcess
 
-__all__ = ["ChildInfo", "EpochProgram", "Program", "Runner"]
+__all__ = ["ChildInfo", "EpochProgram", "Listener", "Program", "Runner"]
 
 
 class Runner(Protocol):
@@ -100,6 +100,16 @@ class ChildInfo:
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
 
 
+class Listener(Protocol):
+    """Receives the notes of the workers, in the main process."""
+
+    def begin(self) -> None:
+        """Called before each epoch."""
+
+    def hear(self, worker: int, note: Any) -> None:
+        """Called for each note, before later items of that worker are delivered. The user gets its exceptions."""
+
+
 class EpochProgram(Program):
     """A program that is iterated once in each epoch. Main gets what its methods raise in the place of items."""
 
@@ -131,6 +141,10 @@ class EpochProgram(Program):
             The part of the dispatched items that was read (the pass; items and checksum), and bytes for `go_on_from`;
             None if there is nothing to go on from now.
         """
+
+    def note(self) -> object:
+        """Returns a note for the main process, or None. Called with each snapshot and at the end of a pass."""
+        return None
 
     @abstractmethod
     def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:

@@ -86,8 +86,9 @@ class Restarts:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
         if start_method_of(self._context) == "fork":
             members = self._members
-            forker = Forker.forked([setup.program for setup in members.setups], members.bells)
-            self._shutdown.forker = self._forker = forker
+            programs = [setup.program for setup in members.setups]
+            with InterruptsDeferred() as deferred:
+                self._shutdown.forker = self._forker = Forker.forked(programs, members.bells, deferred.deliver)
             for index, setup in enumerate(members.setups):
                 common = replace(setup.common, is_child_of_main=False)
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)

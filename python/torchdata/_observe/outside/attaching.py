@@ -61,11 +61,7 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """The statistics of the loader.
-
-        Raises:
-            ValueError: it says something that no loader does.
-        """
+        """The statistics of the loader, without those of processes whose pages are damaged."""
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -187,9 +183,11 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     """The loader of a board that a process holds; None if another one is its main process, or it is no board."""
     try:
         board = StatsBoard.observe(path)
-        board.read()
-    except (ValueError, RuntimeError) as error:  # damaged, somebody's who means harm, or of another release
-        _warn(f"process {candidate} has counters that are left out: {printable(str(error))}")
+        damage = board.damage()
+    except (ValueError, RuntimeError) as error:  # somebody's who means harm, or of another release
+        damage = str(error)
+    if damage is not None:
+        _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
         return None
     owner, _ = board.made()
     numbers = _numbers(candidate)

@@ -20,6 +20,7 @@ from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
 from torchdata._reporting import PACKAGE
+from torchdata._threads import AFTER_FORK
 
 __all__ = [
     "STALL",
@@ -55,7 +56,7 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
     def on_stall(peer: int | None, waited: float) -> None:
         alive = board()
         if alive is not None:
-            words = _words(alive.stats, peer, waited, getattr(alive, "where_it_stands", None))
+            words = _words(alive, peer, waited, getattr(alive, "where_it_stands", None))
             warnings.warn(words, StallWarning, stacklevel=3)
 
     children.collector.tell_stall(seconds, on_stall)
@@ -65,12 +66,12 @@ class Patience:
     """How long no item has come of processes for which a thread of main's waits each.
 
     Args:
-        board: has their counters.
+        children: the processes.
         seconds: after so many without an item a warning is given, and again each time that it was twice as long.
     """
 
-    def __init__(self, board: Any, seconds: float) -> None:
-        self._board, self._seconds = board, seconds
+    def __init__(self, children: Any, seconds: float) -> None:
+        self._children, self._seconds = children, seconds
         self._lock = threading.Lock()
         #: Whether somebody waits for an item of theirs.
         self.is_awaited: Callable[[], bool] = bool
@@ -104,7 +105,7 @@ class Patience:
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
-        warn_in_thread(StallWarning(_words(self._board, process, waited)))
+        warn_in_thread(StallWarning(_words(self._children, process, waited)))
 
 
 def warn_in_thread(warning: Warning) -> None:
@@ -116,7 +117,7 @@ def warn_in_thread(warning: Warning) -> None:
 
 
 def _words(
-    board: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
+    children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
     # Imported if something is wrong: a loader that runs needs none of it.
     from torchdata._observe.outside.stacks import where_it_stands
@@ -124,7 +125,8 @@ def _words(
     from torchdata._observe.stats.diagnosis import blame
     from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 
-    stats = summarise(read_board(board))
+    reading = read_board(children.stats)
+    stats = summarise(reading)
     processes = {process.name: process for process in stats.processes}
     name = f"worker process {peer or 0}"
     if name not in processes:
@@ -133,11 +135,12 @@ def _words(
     fault = chain[-1]
     waits = "main waits for " + ", which waits for ".join(process.called for process in chain)
     runs = f" in {fault.runs}" if fault.runs else ""
-    page = next(page for page in board.read() if name_of_process(page) == fault.name)
+    page = next(page for page in reading.pages.values() if name_of_process(page) == fault.name)
     where, answer = where_it_stands(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
-        f"{fault.called} (pid {fault.pid}) is {where}.\n{answer}"
+        f"{fault.called} (pid {fault.pid}) is {where}. If it hangs, {AFTER_FORK + '; ' if children.is_forked else ''}"
+        f"`timeout=` makes that an error, and `on_timeout='restart'` replaces the process.\n{answer}"
     )
 
 

@@ -60,11 +60,7 @@ class _View:
 
     def is_readable(self) -> bool:
         """Whether its board says what boards say."""
-        try:
-            self.attached.reading()
-        except ValueError:
-            return False
-        return True
+        return self.attached.board.damage() is None
 
 
 def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:

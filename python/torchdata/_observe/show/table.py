@@ -153,6 +153,10 @@ def as_table(stats: LoaderStats) -> str:
             for pipe in skipped
             for kind, count in pipe.skipped_kinds.items()
         ]
+    retried = [pipe for pipe in stats.pipes if pipe.retries]
+    if retried:
+        lines += ["", "requests sent again after a fault"]
+        lines += [f"  {amount(pipe.retries)}  {pipe.name}, {pipe.process}" for pipe in retried]
     if stats.slowest:
         lines += ["", "slowest items"]
         lines += [

@@ -88,11 +88,9 @@ class Counting:
             dispatched.count_into(self.board, self.page, 1, [setup.dispatcher_page], False)
         answer_for_stacks(self.board, self.page)
 
-    def adopt_main(self, collector: Collector | None = None, num_workers: int = 0) -> None:
-        """Takes the page of main, which receives from so many workers."""
+    def adopt_main(self) -> None:
+        """Takes the page of main."""
         self.board.adopt(self.page, MAIN, 0)
-        if collector is not None:
-            self.receive(collector, Room(self.board), num_workers)
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, room: Room, num_workers: int) -> None:

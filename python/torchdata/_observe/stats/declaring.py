@@ -24,26 +24,24 @@ class Family:
     Args:
         name: without the prefix `torchdata_`, and of counters without `_total`. In a declaration "" is the field's.
         kind: whether it only grows.
-        unit: as OpenTelemetry writes it.
         help: its meaning.
         labels: what tells its measurements apart, besides the rank.
     """
 
     name: str
     kind: Kind
-    unit: str
     help: str = ""
     labels: tuple[str, ...] = ()
 
 
-def counter(unit: str, name: str = "") -> Family:
+def counter(name: str = "") -> Family:
     """A measurement that only grows."""
-    return Family(name, "counter", unit)
+    return Family(name, "counter")
 
 
-def gauge(unit: str, name: str = "") -> Family:
+def gauge(name: str = "") -> Family:
     """A measurement of now, or of late."""
-    return Family(name, "gauge", unit)
+    return Family(name, "gauge")
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
@@ -73,7 +71,7 @@ def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict
         if family is not None:
             meaning = one.metadata[_HELP][:1].upper() + one.metadata[_HELP][1:] + "."
             name = prefix + (family.name or one.name)
-            found[one.name] = Family(name, family.kind, family.unit, meaning, tuple(labels))
+            found[one.name] = Family(name, family.kind, meaning, tuple(labels))
     return found
 
 

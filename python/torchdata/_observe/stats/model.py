@@ -40,13 +40,16 @@ class PipeStats:
     location: str | None = told("where that function stands, `train.py:31`; None where all code is the package's")
     process: str = told("the process")
     items_in: int | None = told("items of all pipes that it reads; None for a source", summed="workers")
-    items_out: int = told("items that it has yielded", counter("{item}", "items"), summed="workers")
-    skipped: int = told("items that `on_error` has skipped at it", counter("{item}", "skipped"), summed="workers")
+    items_out: int = told("items that it has yielded", counter("items"), summed="workers")
+    skipped: int = told("items that `on_error` has skipped at it", counter("skipped"), summed="workers")
     skipped_kinds: Mapping[str, int] = told("these by the name of the exception's class; others where it has many")
+    retries: int = told(
+        "requests over a network that it has sent again after a fault", counter("{request}"), summed="workers"
+    )
     own_seconds: float | None = told(
         'time spent in it alone, without the pipes that it reads; None without `stats="full"`. Where `waits` is '
         "True this is waiting",
-        counter("s"),
+        counter(),
         summed="workers",
     )
     share: float | None = told("`own_seconds` as a part of the time that the process was busy")
@@ -55,7 +58,7 @@ class PipeStats:
     p99: float | None = told("seconds that 99 of 100 items take at most", summed="most")
     buffered_items: int | None = told(
         "items that it has read and not yielded yet; None where it holds none by design",
-        gauge("{item}"),
+        gauge(),
         summed="workers",
     )
     buffered_bytes: int | None = told(
@@ -87,27 +90,27 @@ class ProcessStats:
     waits_for: str | None = told("for which process it waits now")
     waits_seconds: float = told("how long it has waited; 0 if it does not wait")
     runs: str | None = told("the pipe that runs now; None where that is not known")
-    items: int = told("items that it has sent, or in main, handed out", counter("{item}"))
+    items: int = told("items that it has sent, or in main, handed out", counter())
     items_per_second: float = told("by second of `seconds`")
     bytes: int = told("bytes that it has sent")
-    network_bytes: int = told("bytes that have come of it over the network", counter("By"))
+    network_bytes: int = told("bytes that have come of it over the network", counter())
     frames: int = told("messages in which they came")
     full_frames: int = told("those of them that were full, so that more lay ready behind them")
     seconds: float = told("time in epochs. In main they begin with their first item")
     busy_seconds: float = told(
         "time in pipes, with what it takes to send; in main, in the pipes that stay there",
-        counter("s"),
+        counter(),
     )
-    input_seconds: float = told("time that it waited for items of another process", counter("s", "input_wait_seconds"))
+    input_seconds: float = told("time that it waited for items of another process", counter("input_wait_seconds"))
     room_seconds: float = told(
         "time that it waited for its readers to want more, or for memory",
-        counter("s", "room_wait_seconds"),
+        counter("room_wait_seconds"),
     )
     busy: float = told("`busy_seconds` as a part of `seconds`")
     input: float = told("`input_seconds` as a part of `seconds`")
     room: float = told("`room_seconds` as a part of `seconds`")
     waited_for: Mapping[str, float] = told("seconds of `input_seconds` by process")
-    in_flight: int = told("items that it has sent and that were not taken yet", gauge("{item}", "in_flight_items"))
+    in_flight: int = told("items that it has sent and that were not taken yet", gauge("in_flight_items"))
     window: int = told("the most items that may be in flight, over all its readers")
     shared_memory: int = told("bytes of its arenas in use")
     shared_memory_peak: int = told("the most bytes that ever were in use")
@@ -121,7 +124,7 @@ class ProcessStats:
     snapshots: int = told("states that it has sent")
     cpu_seconds: float | None = told(
         "processor time of all its threads; None where the system does not tell",
-        counter("s"),
+        counter(),
     )
     waits_for_cpu_seconds: float | None = told("time that its threads were ready to run and did not; None as before")
     lived_seconds: float | None = told(
@@ -164,57 +167,57 @@ class LoaderStats:
     #: The counters that it was made of: later statistics count from here.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was taken")
-    epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge("{epoch}"))
+    epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge())
     epochs: int = told("how many epochs are counted")
     running: bool = told("whether an epoch runs")
-    seconds: float = told("time in epochs, from the first item of each on", counter("s", "epoch_seconds"))
-    items: int = told("items that the loader has handed out", counter("{item}"))
-    bytes: int = told("bytes that workers have sent to main; 0 without workers", counter("By"))
-    items_per_second: float = told("items by second of `seconds`", gauge("{item}/s"))
-    bytes_per_second: float = told("bytes by second of `seconds`", gauge("By/s"))
-    network_bytes: int = told("bytes that have come of workers on other machines; 0 without", counter("By"))
-    network_bytes_per_second: float = told("these by second of `seconds`", gauge("By/s"))
+    seconds: float = told("time in epochs, from the first item of each on", counter("epoch_seconds"))
+    items: int = told("items that the loader has handed out", counter())
+    bytes: int = told("bytes that workers have sent to main; 0 without workers", counter())
+    items_per_second: float = told("items by second of `seconds`", gauge())
+    bytes_per_second: float = told("bytes by second of `seconds`", gauge())
+    network_bytes: int = told("bytes that have come of workers on other machines; 0 without", counter())
+    network_bytes_per_second: float = told("these by second of `seconds`", gauge())
     first_item_seconds: float | None = told(
         "how long the first items of epochs took, on average; None before the first"
     )
     loading: float | None = told(
         "share of the time spent in the loader's `next`; the rest is the training step. None where not known",
-        gauge("1", "loading_ratio"),
+        gauge("loading_ratio"),
     )
-    waiting: float = told("share of the time that main waited for items of workers", gauge("1", "waiting_ratio"))
-    waiting_seconds: float = told("time that main waited for items of workers", counter("s"))
+    waiting: float = told("share of the time that main waited for items of workers", gauge("waiting_ratio"))
+    waiting_seconds: float = told("time that main waited for items of workers", counter())
     waited_for: Mapping[str, float] = told("seconds of `waiting_seconds` by worker")
     step_seconds: float | None = told(
         "seconds between two items that were not the loader's: the training step. None where not known",
-        gauge("s"),
+        gauge(),
     )
     held_up: float | None = told(
         "share of the time that workers waited for main to want more, on average; None without workers",
-        gauge("1", "held_up_ratio"),
+        gauge("held_up_ratio"),
     )
-    prefetched: int = told("items that lie ready for main, or for the pipes in it", gauge("{item}", "prefetched_items"))
+    prefetched: int = told("items that lie ready for main, or for the pipes in it", gauge("prefetched_items"))
     prefetch_limit: int = told("the most items that may lie ready")
     occupancy: float | None = told(
         "`prefetched` by `prefetch_limit`; None where nothing is read ahead",
-        gauge("1", "occupancy_ratio"),
+        gauge("occupancy_ratio"),
     )
-    shared_memory: int = told("bytes of shared memory in use", gauge("By", "shared_memory_bytes"), summed="present")
+    shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="present")
     shared_memory_peak: int = told(
         "the most that ever were in use, as the sum over links",
-        gauge("By", "shared_memory_peak_bytes"),
+        gauge("shared_memory_peak_bytes"),
         summed="present",
     )
     shared_memory_limit: int = told(
         "the most that may be in use",
-        gauge("By", "shared_memory_limit_bytes"),
+        gauge("shared_memory_limit_bytes"),
         summed="present",
     )
-    copies: int = told("buffers that were copied out of full shared memory", counter("{buffer}"), summed="processes")
-    copied_bytes: int = told("bytes of those buffers", counter("By"), summed="processes")
-    fragments: int = told("pieces that found no room in shared memory", counter("{fragment}"), summed="processes")
-    wake_ups: int = told("how often a process woke another one", counter("{wake-up}"), summed="processes")
-    restarts: int = told("how often a worker was started again", counter("{restart}"), summed="processes")
-    snapshots: int = told("states that workers have sent", counter("{snapshot}"), summed="processes")
+    copies: int = told("buffers that were copied out of full shared memory", counter(), summed="processes")
+    copied_bytes: int = told("bytes of those buffers", counter(), summed="processes")
+    fragments: int = told("pieces that found no room in shared memory", counter(), summed="processes")
+    wake_ups: int = told("how often a process woke another one", counter(), summed="processes")
+    restarts: int = told("how often a worker was started again", counter(), summed="processes")
+    snapshots: int = told("states that workers have sent", counter(), summed="processes")
     cores: int = told("processors that this process may use, by its affinity and its control groups")
     processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')

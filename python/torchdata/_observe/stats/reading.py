@@ -37,9 +37,6 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     Args:
         board: the board.
         numbers: by the number of a process that stands on the board, the one that it has here; None: the same.
-
-    Raises:
-        ValueError: a page says something that no process of a loader does.
     """
     change, read = board.read_change(), board.read()  # a change in between is for the next reading
     pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
@@ -393,6 +390,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 items_out=items,
                 skipped=pipe["skipped"] - (before["skipped"] if before else 0),
                 skipped_kinds=_skipped_kinds(pipe, before),
+                retries=pipe["retries"] - (before["retries"] if before else 0),
                 own_seconds=time_ if timed else None,
                 share=_share(time_, working) if timed and not waits else None,
                 seconds_per_item=time_ / items if timed and items else None,

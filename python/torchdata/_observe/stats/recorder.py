@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchdata._native import Delivery, StatsBoard
 from torchdata._observe.outside.stacks import answer_no_more
-from torchdata._observe.outside.stalls import warn_of_calls, warn_of_calls_no_more, warn_of_stalls
+from torchdata._observe.outside.stalls import warn_in_thread, warn_of_calls, warn_of_calls_no_more, warn_of_stalls
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Recorder:
         self._counting: Counting | None = None
         #: The counters when the loader was shut down, that moment, and what was kept of the last change of processes.
         self._last: tuple[int, bool, list[Any], tuple[int, Any] | None] | None = None
+        #: Whether a warning has said that pages of the board are damaged.
+        self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
         #: The sentences of the service below the table.
@@ -96,6 +98,8 @@ class Recorder:
 
     def end(self) -> None:
         """The epoch is over."""
+        if self._processes is not None and self._pid == os.getpid():
+            self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
             self._counting.end()
 
@@ -110,6 +114,7 @@ class Recorder:
             # As it is: at the interpreter's end nothing can be imported that would make something of it. And before the
             # board is given up: another thread may ask meanwhile.
             board = counting.board
+            self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read(), board.read_change()
             self._counting = None
             answer_no_more(board, MAIN_PAGE)
@@ -129,10 +134,23 @@ class Recorder:
 
         board = self.board
         if board is not None and self._pid == os.getpid():
+            self._warn_of_damage(board)
             return read_board(board)
         at, full, read, change = self._last or (0, self.full, [], None)
         pages = {page["page"]: page for page in read}
         return Reading(at, full, pages, before=those_before(change, pages, full))
+
+    def _warn_of_damage(self, board: StatsBoard) -> None:
+        """Warns, once, if pages are left out. It raises nothing, even where warnings are errors."""
+        damage = None if self._is_damage_told else board.damage()
+        if damage is not None:
+            self._is_damage_told = True
+            warn_in_thread(
+                RuntimeWarning(
+                    f"the statistics of this loader are incomplete: {damage}. Code in one of its processes has written "
+                    "over memory that is not its own; items that were damaged are reported as errors"
+                )
+            )
 
     def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
         """By kind of exception and pipe, how many items other processes than this one have skipped since a reading."""

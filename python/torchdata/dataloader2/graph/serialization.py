@@ -1,9 +1,10 @@
 """Copies of pipe graphs and reading services, and their bytes for the state of a loader.
 
-Role: the one place that pickles what the user built. Runs in the main process when a loader is made or saved.
+Role: the one module that copies and pickles what the user built. Runs in the main process when a loader is made, when a
+state is loaded into it, and when its state is saved.
 
-Plain pickle comes first, because it is fastest. A graph that it cannot take (lambdas, local classes) is copied with
-`copy.deepcopy`, which shares functions, and is turned into bytes with cloudpickle.
+A loader copies the pipes of a graph, and not the data in them: see `duplicate`. Pickling is left to `serialize`, which
+is called only when a state is to hold the pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
+from torchdata.dataloader2.graph.copying import attribute_copier, duplicate
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
@@ -32,9 +35,18 @@ __all__ = [
 
 T = TypeVar("T")
 
+_WHY_COPIED = (
+    "The loader works on a copy of each pipe and of the reading service: make such objects in `reset` or `__iter__` "
+    "(in a service: in `initialize`), or leave them out in `__getstate__`."
+)
+_WHY_PICKLED = (
+    "Only a state that holds the pipeline needs this: save it with with_pipe=False, or leave such objects out in "
+    "`__getstate__`."
+)
+
 
 class Snapshot:
-    """An object as it was at one moment, of which any number of copies can be made later.
+    """A graph or a service as it was at one moment, of which any number of copies can be made later.
 
     Args:
         obj: a pipe, a reading service or None.
@@ -44,40 +56,85 @@ class Snapshot:
     """
 
     def __init__(self, obj: Any) -> None:
-        self._pickled: bytes | None = None
-        self._kept: Any = None
-        try:
-            self._pickled = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
-            if is_of_handler(error):
-                raise
-            self._kept = _deep_copy(obj)
+        self._kept = clone(obj)
 
     def copy(self) -> Any:
         """A new object like the one that the snapshot was made of."""
-        if self._pickled is not None:
-            try:
-                return pickle.loads(self._pickled)
-            except Exception as error:
-                raise TypeError(
-                    f"an object that the loader has to copy was pickled, but cannot be unpickled: {error}; see to it "
-                    "that its __reduce__ and __setstate__ fit its __getstate__"
-                ) from error
-        return _deep_copy(self._kept)
+        return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """The object as bytes, for `deserialize_datapipe`."""
-        return self._pickled if self._pickled is not None else _cloudpickled(self._kept)
+        """The object as bytes, for `deserialize_datapipe`, by pickle if it can, else by cloudpickle (lambdas, local
+        classes)."""
+        try:
+            return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+            if is_of_handler(error):
+                raise
+            return _cloudpickled(self._kept)
+
+    def fits(self, most: int) -> bool:
+        """Whether the object can be pickled, and has at most this many bytes then. No more than these are made."""
+        try:
+            return _fits(pickle.Pickler, self._kept, most)
+        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+            if is_of_handler(error):
+                raise
+        from torchdata._by_value import ByValuePickler
+
+        try:
+            return _fits(ByValuePickler, self._kept, most)
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            return False
+
+
+class _TooLargeError(Exception):
+    """A pickle has more bytes than there may be."""
+
+
+class _Limited:
+    """A file that counts the bytes written to it, and keeps none."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def write(self, data: Any) -> int:
+        """Raises `_TooLargeError` if too many bytes were written."""
+        self.left -= len(data)
+        if self.left < 0:
+            raise _TooLargeError
+        return len(data)
+
+
+def _fits(base: Any, obj: Any, most: int) -> bool:
+    file, torch = _Limited(most), loaded("torch")
+
+    class Measuring(base):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
+                raise _TooLargeError  # before torch copies the tensor
+            return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
+
+    try:
+        Measuring(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+    except _TooLargeError:
+        return False
+    return True
 
 
 def clone(obj: T) -> T:
-    """A deep copy of a pipe with all its sources, or of a reading service.
+    """A copy of a pipe with all the pipes that it reads from, over the same data; or a copy of a reading service.
 
     Raises:
         TypeError: it cannot be copied; the message names the pipe and the attribute that is at fault.
     """
-    result: T = Snapshot(obj).copy()
-    return result
+    try:
+        return duplicate(obj)
+    except Exception as error:
+        if is_of_handler(error):
+            raise
+        raise TypeError(f"{_why_not(obj, 'copied', attribute_copier(obj), error)}. {_WHY_COPIED}") from error
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
@@ -111,6 +168,9 @@ class _DataPipeSerializationWrapper:
     def __setstate__(self, state: bytes) -> None:
         self._datapipe = deserialize_datapipe(state)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # without the pickle
+
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
 
@@ -143,21 +203,13 @@ def extract_wrapper(datapipe: Any) -> Any:
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
-def _deep_copy(obj: Any) -> Any:
-    try:
-        return copy.deepcopy(obj)
-    except Exception as error:
-        raise TypeError(_why_not(obj, "copied", copy.deepcopy, error)) from error
-
-
 def _cloudpickled(obj: Any) -> bytes:
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     try:
-        pickled: bytes = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        return pickled
+        return dumps(obj)
     except Exception as error:
-        raise TypeError(_why_not(obj, "pickled", cloudpickle.dumps, error)) from error
+        raise TypeError(f"{_why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
@@ -173,9 +225,7 @@ def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
             except Exception:
                 return (
                     f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(name, value)}, "
-                    f"which fails with {reason}. The loader works on a copy of the pipeline and of the reading "
-                    "service: make such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave "
-                    "them out in `__getstate__`."
+                    f"which fails with {reason}"
                 )
     return f"{type(obj).__name__} cannot be {what}: {reason}"
 

@@ -11,7 +11,15 @@ import copy
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
+from torchdata._ranks import (
+    DEFAULT_TIMEOUT,
+    RankGroup,
+    TorchRanks,
+    check_group,
+    check_timeout,
+    members_of,
+    open_group,
+)
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
@@ -32,18 +40,23 @@ class DistributedReadingService(ReadingServiceInterface):
     are shared out by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
 
     Args:
-        timeout: seconds after which an operation among the ranks fails.
+        timeout: seconds after which an operation among the ranks fails. A process group or device mesh of torch may
+            stand here instead, as in `DistributedReadingService(mesh["dp"])`.
         backend: `"gloo"`: the ranks of `torch.distributed`, whose process group must have been initialised; the
             service talks through connections of its own, to rank 0. `"mpi"`: the ranks of an MPI job, through mpi4py,
             with or without PyTorch.
-        process_group: the ranks to use instead, for other means of communication: an object with `rank`,
-            `world_size`, `broadcast(value)` (rank 0's integer on every rank) and `all_reduce_min(value)` (the least
-            integer on every rank), all of 64 bits. Both are called in turn, the latter in a thread of its own.
+        process_group: the ranks that divide the items among themselves, instead of all: a `ProcessGroup` of torch, or
+            a `DeviceMesh` of one dimension. Data-parallel groups of the same size in one job take the same seeds, so
+            ranks with the same place in their groups get the same batches. For other means of communication, an
+            object with `rank`, `world_size`, `broadcast(value)` (rank 0's integer on every rank) and
+            `all_reduce_min(value)` (the least integer on every rank), all of 64 bits. Both are called in turn, the
+            latter in a thread of its own.
 
     Raises:
         RuntimeError: PyTorch is not installed or was built without `torch.distributed`, and the backend is gloo.
         ModuleNotFoundError: mpi4py is not installed, and the backend is mpi.
-        ValueError: `timeout` is not positive or over three years, or the backend is unknown.
+        ValueError: `timeout` is not positive or over three years, the backend is unknown, the mesh has several
+            dimensions, or this rank does not belong to the process group.
         TypeError: `process_group` lacks one of its members.
 
     Example:
@@ -63,24 +76,32 @@ class DistributedReadingService(ReadingServiceInterface):
 
     def __init__(
         self,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | TorchRanks = DEFAULT_TIMEOUT,
         *,
         backend: str = "gloo",
-        process_group: RankGroup | None = None,
+        process_group: RankGroup | TorchRanks | None = None,
     ) -> None:
-        check_timeout(timeout, "DistributedReadingService")
+        whose = "DistributedReadingService"
+        if process_group is None and members_of(timeout, whose) is not None:
+            timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
+        check_timeout(timeout, whose)
         if backend not in _BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
-        if process_group is not None:
-            check_group(process_group, "DistributedReadingService", broadcasts=True)
+        #: The ranks of a process group of torch, as the job numbers them.
+        self._members = members_of(process_group, whose)
+        given: Any = None if self._members is not None else process_group
+        if given is not None:
+            check_group(given, whose, broadcasts=True)
+        elif self._members is not None and backend != "gloo":
+            raise ValueError(f"{whose}: process groups of torch go with backend='gloo', but got {backend!r}")
         elif backend == "gloo":
             _check_torch()
         self._world_size = 1
         self._rank = 0
         self._datapipe: DataPipe | None = None
-        self._timeout = timeout
+        self._timeout: float = timeout  # type: ignore[assignment]
         self._backend = backend
-        self._given_group = process_group
+        self._given_group: RankGroup | None = given
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
@@ -138,6 +159,8 @@ class DistributedReadingService(ReadingServiceInterface):
             return self._world_size
         if self._given_group is not None:
             return self._given_group.world_size
+        if self._members is not None:
+            return len(self._members)
         name = "mpi4py.MPI" if self._backend == "mpi" else "torch.distributed"
         library: Any = sys.modules.get(name)
         if library is not None and self._backend == "mpi":
@@ -157,7 +180,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
 
     def _open(self, timeout: float) -> RankGroup:
-        return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")
+        return self._given_group or open_group(self._backend, timeout, "DistributedReadingService", self._members)
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
@@ -186,27 +209,16 @@ class DistributedReadingService(ReadingServiceInterface):
         set_graph_random_seed(self._datapipe, copy.copy(seed_generator.spawn(self._rank, inplace=True)))
         return iter_reset_fn
 
+    def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
+        """Takes the seeds of the first data-parallel group that begins this epoch; see `process_group`."""
+        from torchdata._ranks.torch_group import TorchGroup
+
+        if isinstance(self._pg, TorchGroup):
+            seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
+
     def keep_seeds(self) -> None:
         """Lets the next epoch have the seeds that the loader would have without ranks: it goes on with such a one."""
         self._keeps_next = True
-
-    def _gather(self, value: int) -> list[int]:
-        """The values of all ranks, by rank; all must ask at the same point of the program.
-
-        The group knows the least of all values alone, so each rank in turn is the only one to give a small one.
-
-        Raises:
-            RuntimeError: no epoch has begun; or the user's own group would be asked beside the thread of `fullsync`.
-        """
-        if self._pg is None:
-            raise RuntimeError("the ranks do not know each other before the first epoch, nor after the end")
-        if self._pg is self._given_group:
-            raise RuntimeError(
-                "DistributedReadingService(process_group=…) has one group for all; ranks are compared over one that "
-                "the service opens itself: leave process_group out"
-            )
-        most = 2**63 - 1
-        return [self._pg.all_reduce_min(value if rank == self._rank else most) for rank in range(self._world_size)]
 
     def finalize(self) -> None:
         """Ends the synchronisation with the other ranks, and closes the service's own groups."""

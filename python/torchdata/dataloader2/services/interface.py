@@ -173,6 +173,13 @@ class ReadingServiceInterface(ABC):
         """As which rank the loader runs; None without ranks, and before `initialize`."""
         return None
 
+    def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:  # noqa: B027 - optional
+        """Makes the seeds those of other loaders that read the same items, before a new epoch begins.
+
+        Args:
+            seed_generator: the loader's source of seeds, which is changed.
+        """
+
     def keep_seeds(self) -> None:  # noqa: B027 - optional
         """Lets the next epoch have the seeds of a loader without ranks, because it goes on with the epoch of one."""
 

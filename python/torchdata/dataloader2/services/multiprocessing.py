@@ -26,7 +26,9 @@ from torchdata.dataloader2.graph.cutting import (
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
     GraphProgram,
     WorkerInfo,
@@ -172,6 +174,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
+        #: Of the graph in the workers, and of that in the dispatching process.
+        self._epochs = DatasetEpochs(None), DatasetEpochs(None)
         #: Whether "auto" has the main process run the graph.
         self._is_in_main = False
 
@@ -198,6 +202,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         branch = graph.at(branches[0])
         self._dispatches = dispatching is not None
         if self._shifts is None:
+            self._epochs = DatasetEpochs(branch), DatasetEpochs(dispatching)
             self._steer(graph, branch, dispatching)
             skipping = skipping_as_before(branch, graph)
             apart = None if dispatching is None else skipping_as_before(dispatching, whole)
@@ -278,6 +283,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             timeout=self.timeout,
             full_stats=self._full_stats,
             survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
+            listener=Orders(),
         )
         number, changes, most = self.num_workers, 0, 0
         if self._steering is not None and self._steering.workers:
@@ -354,7 +360,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             generator = copy.copy(seed_generator)
             # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
             # process's; what it draws is shared, and so the same whatever its number.
-            self._worker_output.start_epoch(lambda index: (generator.spawn(index).exported(), iter_reset_fn))
+            in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
+            number = self.num_workers
+            self._worker_output.start_epoch(
+                lambda index: (generator.spawn(index).exported(), in_workers if index < number else dispatching)
+            )
         return None
 
     @staticmethod

@@ -20,6 +20,7 @@ from torchdata._engine.snapshots import reason, seal, unseal
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
+from torchdata._reporting import name_of
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
@@ -27,11 +28,14 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
+from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
+from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
 
@@ -220,7 +224,7 @@ class GraphProgram(EpochProgram):
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
-        skipping_items.is_told_by_loader = True
+        skipping_items.worker = "dispatch" if child.dispatches else child.worker_id
         self._child = child
         self._info = WorkerInfo(child.num_workers, child.worker_id)
         if child.dispatches:
@@ -256,6 +260,19 @@ class GraphProgram(EpochProgram):
         )
         if not self._child.dispatches:
             tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+            self._watch_order()
+
+    def _watch_order(self) -> None:
+        """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""
+        witnessing.current = None
+        if self._child.num_workers > 1:
+            graph = Graph(self.datapipe)
+            filters = [pipe for pipe in graph if isinstance(pipe, ShardingFilter)]
+            witnessing.current = Witness([(pipe, _sources_of(graph, pipe)) for pipe in filters])
+
+    def note(self) -> object:
+        """What the sharding filters have sampled since the last call."""
+        return None if witnessing.current is None else witnessing.current.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
         """Context in which threads do not read yet: one that waits for a dispatched item would hold up the snapshot,
@@ -399,6 +416,17 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 
 def _is_dispatched(pipe: Any) -> bool:
     return isinstance(pipe, DispatchedSource)
+
+
+def _sources_of(graph: Graph, pipe: Any) -> str:
+    """The sources that a pipe reads, in words."""
+    names = []
+    for source in graph.at(pipe):
+        if not graph.sources(source):
+            iterable = vars(source).get("iterable")
+            within = "" if iterable is None else f" over {getattr(iterable, '__name__', type(iterable).__name__)}"
+            names.append(f"the {name_of(source)}{within}")
+    return " and ".join(names)
 
 
 def _require_pipe(result: Any, argument: str, function: Any) -> DataPipe:

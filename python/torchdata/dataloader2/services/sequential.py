@@ -6,11 +6,11 @@ ends something in the reverse order. Runs in the main process and owns the servi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdata._engine.snapshots import is_sealed, seal, unseal
+from torchdata._plain_pickles import loads_plain
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
@@ -31,9 +31,32 @@ if TYPE_CHECKING:
 __all__ = ["SequentialReadingService", "holds_nothing"]
 
 
-def holds_nothing(serialized_state: bytes) -> bool:
+def holds_nothing(serialized_state: Any) -> bool:
     """Whether what `SequentialReadingService.checkpoint` returned is of services without a state."""
-    return any(serialized_state == _checkpoint([b""] * count) for count in range(1, 5))
+    try:
+        return not any(_states_in(serialized_state))
+    except ValueError:
+        return False  # of another service
+
+
+def _states_in(serialized_state: Any) -> list[Any]:
+    """The states of the services, by what `SequentialReadingService.checkpoint` returned here or in torchdata 0.9.
+
+    Raises:
+        ValueError: it is of something else, or damaged.
+    """
+    if is_sealed(serialized_state):
+        saved = unseal(serialized_state, "the state of the reading services")
+        states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None
+    else:
+        try:
+            states = loads_plain(serialized_state)
+        except ValueError:
+            how = "it is not that of a SequentialReadingService, or cut off"
+            raise damaged(READING_SERVICE_STATE_KEY_NAME, how) from None
+    if not isinstance(states, list):
+        raise ValueError("the state of the reading services is not that of a SequentialReadingService")
+    return states
 
 
 def _checkpoint(states: list[Any]) -> bytes:
@@ -106,29 +129,22 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 service.set_prefetch_counts(main, worker)
 
     def checkpoint(self) -> bytes:
-        """The states of all services; one that has none is named in a warning and starts from scratch later."""
+        """The states of all services; of one without a `checkpoint`, nothing: the loader's state has its position."""
         states = []
         for service in self.reading_services:
             if callable(getattr(service, "checkpoint", None)):
                 states.append(service.checkpoint())  # type: ignore[attr-defined]
                 continue
-            if not _is_ours(service):
-                warnings.warn(f"{service} doesn't support `checkpoint`, skipping...", stacklevel=2)
             states.append(b"")
         return _checkpoint(states)
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service from its own state; one that has none is initialized, with a warning.
+        """Restores each service from its own state; one that has none is initialized.
 
         Raises:
             ValueError: the state was saved from another number of services, or by something else, or is damaged.
         """
-        if not is_sealed(serialized_state):
-            raise damaged(READING_SERVICE_STATE_KEY_NAME, "it is not that of a SequentialReadingService, or cut off")
-        saved = unseal(serialized_state, "the state of the reading services")
-        states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None
-        if not isinstance(states, list):
-            raise ValueError("the state of the reading services is not that of a SequentialReadingService")
+        states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
             return self.initialize(datapipe)  # others ran there, of which none had a state
         if len(states) != len(self.reading_services):
@@ -140,8 +156,6 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if callable(getattr(service, "restore", None)):
                 datapipe = service.restore(datapipe, state)  # type: ignore[attr-defined]
                 continue
-            if not _is_ours(service):
-                warnings.warn(f"{service} doesn't support `restore` from state, initialize from scratch", stacklevel=2)
             datapipe = service.initialize(datapipe)
         return datapipe
 
@@ -181,6 +195,11 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """The rank by the first service that knows it."""
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
+    def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
+        """Asks all services."""
+        for service in self._contracts:
+            service.agree_on_seeds(seed_generator)
+
     def keep_seeds(self) -> None:
         """Tells all services."""
         for service in self._contracts:
@@ -211,8 +230,3 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if service._limit is not None:
                 limit_fn = service._limit(num_batches, limit_fn)
         return limit_fn
-
-
-def _is_ours(service: Any) -> bool:
-    """Whether the state of the loader says all that there is to say of the service."""
-    return type(service).__module__.startswith("torchdata.")

@@ -80,6 +80,9 @@ class WorkerOutput(IterDataPipe[Any]):
         """How many workers there are."""
         return self._children.num_workers
 
+    def _number_of_shares(self) -> int:
+        return self.num_workers
+
     @property
     def dispatches(self) -> bool:
         """Whether a dispatching process deals items out to them."""

@@ -24,8 +24,8 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     STATE_VERSION,
     entry_at,
-    is_one_to_one,
     is_restorable,
+    keeps_nothing,
     load_state,
     save_state,
     standing_still,
@@ -110,8 +110,7 @@ def _hands_on(pipe: Any) -> bool:
     """Whether a pipe makes each item of one item of its source, or of several, in order, and holds whole ones alone."""
     if type(pipe) is ShardingFilter or type(pipe) in HOLDING:
         return True
-    keeps_nothing = is_one_to_one(pipe) or getattr(type(pipe), "iteration_state", None) == ()
-    return keeps_nothing and reads_per_item(pipe) is not None
+    return keeps_nothing(pipe) and reads_per_item(pipe) is not None
 
 
 def _batch_of(pipe: Any) -> int:
@@ -126,8 +125,8 @@ def _reads_ahead(pipes: list[Any]) -> bool:
 def _of_source(pipe: Any, entry: dict[str, Any], count: int) -> int:
     """How many items of its source a pipe takes for so many of its own."""
     if type(pipe) is ShardingFilter:
-        taken, offset = _taken(entry)
-        return offset + pipe._shard().after(max(taken - offset, 0), count) - taken if count else 0
+        taken = _taken(entry)
+        return pipe._shard().after(taken, count) - taken if count else 0
     if type(pipe) in HOLDING:
         return max(0, count - len(_held(pipe, entry)["items"]))
     return count * _batch_of(pipe)
@@ -138,10 +137,10 @@ def _passes_over(pipe: Any) -> bool:
     return type(hooks_of(pipe))._pass_over is not PipeHooks._pass_over
 
 
-def _taken(entry: dict[str, Any]) -> tuple[int, int]:
-    """How many items of its source a `ShardingFilter` had taken, and how many stand before its first block."""
-    state: dict[str, Any] = {} if entry["how"] == "begin" else entry["state"]
-    return state.get("taken", 0), state.get("offset", 0)
+def _taken(entry: dict[str, Any]) -> int:
+    """How many items of its source a `ShardingFilter` had taken."""
+    taken: int = 0 if entry["how"] == "begin" else entry["state"].get("taken", 0)
+    return taken
 
 
 def _held(pipe: Any, entry: dict[str, Any]) -> dict[str, Any]:
@@ -193,8 +192,8 @@ def _behind(pipe: Any, entry: dict[str, Any], passed: int, wanted: int) -> tuple
     if size > 1:
         own = passed // size if pipe.drop_last else -(-passed // size)
     if type(pipe) is ShardingFilter:
-        share, (taken, offset) = pipe._shard(), _taken(entry)
-        own = share.own_before(max(taken + passed - offset, 0)) - share.own_before(max(taken - offset, 0))
+        share, taken = pipe._shard(), _taken(entry)
+        own = share.own_before(taken + passed) - share.own_before(taken)
         entry = entry_at(pipe, {**({} if begins else entry["state"]), "taken": taken + passed})
     elif type(pipe) in HOLDING:
         items = _held(pipe, entry)["items"]

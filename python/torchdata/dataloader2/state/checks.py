@@ -27,7 +27,7 @@ from torchdata.dataloader2.state.layout import (
     naming,
     unpack_randomness,
 )
-from torchdata.dataloader2.state.places import check_base, check_offset, check_place, check_processes
+from torchdata.dataloader2.state.places import check_base, check_place, check_processes
 from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
@@ -46,6 +46,9 @@ _DEEPEST = 100
 #: More items than an epoch has.
 _MOST = 1 << 46
 
+#: The keys that every state of a loader has.
+_REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
+
 _FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
 
 
@@ -53,11 +56,13 @@ def check_state(state: Any) -> None:
     """Raises an error if `state` is not the state of a loader that this release can read."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
-    missing = [k for k in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME) if k not in state]
+    missing = [k for k in _REQUIRED if k not in state]
     if missing:
+        within = [key for key, value in state.items() if isinstance(value, Mapping) and set(_REQUIRED) <= value.keys()]
+        advice = f"; load the part of it that is one: load_state_dict(state[{within[0]!r}])" if within else ""
         raise ValueError(
             f"this is not the state of a DataLoader2: it lacks {', '.join(map(repr, missing))} and has "
-            f"{sorted(map(str, state))}"
+            f"{sorted(map(str, state))}{advice}"
         )
     version = state.get(VERSION_KEY_NAME)
     if version is not None and (type(version) is not int or version != STATE_VERSION):
@@ -229,7 +234,6 @@ def _check_base(content: dict[str, Any], base: Any) -> None:
         taken = content.get("taken")
         if type(taken) is not int or taken < 0 or "entries" not in content:
             raise ValueError(f"the division had taken {taken!r} items")
-        check_offset(content)
     elif "under" not in content:
         raise ValueError("what is dealt anew has no beginning")
 

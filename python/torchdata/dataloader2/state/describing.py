@@ -60,7 +60,8 @@ def _lines(state: Mapping[str, Any]) -> Iterator[str]:
     outline = state.get(PIPELINE_KEY_NAME)
     if outline is not None:
         names = map(short_name, fingerprint_in(outline))
-        yield f"pipeline ({_size(outline['length'])} as bytes): {', '.join(names)}"
+        size = f" ({_size(outline['length'])} as bytes)" if outline["length"] else ""
+        yield f"pipeline{size}: {', '.join(names)}"
     if place is not None:
         base = base_of(place)
         for level, what in (("filter", "the sharding"), ("end", "the dispatch")):

@@ -123,9 +123,10 @@ def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
     if divider._block != batched:
         what = f"{_name(batchers[0])} makes batches of {batched} items" if batchers else "nothing makes batches"
         raise ValueError(
-            f"the `ShardingFilter` deals out blocks of {divider._block}, and {what} behind it. Use the adapter "
-            f"ShardingPolicy(block={batched if batchers else None}), so that batches do not depend on the number of "
-            "workers"
+            f"the `ShardingFilter` deals out blocks of {divider._block}, and {what} after it, so the batches depend on "
+            "the number of workers. Use as many workers and ranks as before. The adapter "
+            f"ShardingPolicy(block={batched if batchers else None}) helps the next run: batches do not depend on the "
+            "number of workers in epochs that began with it"
         )
 
 
@@ -190,9 +191,8 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
 
     Args:
         end: the end of the graph.
-        base: what was given: `first` and `given`, of the blocks behind `offset` items, if there is one; and how the
-            graph stood before the division when `taken` items of it had been taken, as `entries` of a graph like this,
-            or None if it had not begun.
+        base: what was given: `first` and `given`, in blocks; and how the graph stood before the division when `taken`
+            items of it had been taken, as `entries` of a graph like this, or None if it had not begun.
 
     Raises:
         ValueError: a pipe of the graph forbids that; or it is another graph.
@@ -201,8 +201,8 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
     found = required_division(graph)
     before = found.before.pipes[:-1]
     given = given_from(base["first"], base["given"])
-    taken, offset = base["taken"], base.get("offset", 0)
-    begin = offset + given.first * found.block
+    taken = base["taken"]
+    begin = given.first * found.block
     with standing_still(graph.pipes):
         if base["entries"] is not None:
             items_before(found.before, base["entries"])
@@ -212,7 +212,7 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
             load_entries([(pipe, entry_anew(pipe)) for pipe in before])
         if begin > taken:
             taken += advance(found.pipe.source_datapipe, begin - taken, reading=False) or 0
-        state = {"taken": taken, "first": given.first, "beyond": list(given.beyond), "offset": offset}
+        state = {"taken": taken, "first": given.first, "beyond": list(given.beyond)}
         load_entries([(found.pipe, entry_at(found.pipe, state))])
         load_entries([(pipe, entry_at(pipe)) for pipe in reversed(found.behind)])
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from torchdata._engine.snapshots import seal
@@ -35,15 +34,11 @@ from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.state import holding_behind, save_generators
+from torchdata.datapipes.state import save_generators
 
 __all__ = ["Shape", "divided_anew", "passed_over", "shape_of"]
 
 _WAYS = "Load the state with the same number of workers and ranks, or one that was saved between two epochs"
-
-
-#: No batcher with another size.
-_NONE: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -84,29 +79,21 @@ def divided_anew(
     old: Shape,
     new: Shape,
     graph: Any,
-    sizes: Mapping[int, tuple[int, int]] = _NONE,
 ) -> dict[str, Any]:
-    """The place from which loaders of another shape, or with batches of another size, go on.
+    """The place from which loaders of another shape go on.
 
     Args:
         places: by rank, the places that are known: all of them, or the rank's own.
         old: the shape of the loaders that were there.
         new: that of the loader that goes on.
         graph: a copy of its pipeline, as it was before the service took it over.
-        sizes: the batchers with another size, by their places in the pipeline: the old size and the new one.
 
     Raises:
         ValueError: something in the pipeline forbids it; the message says what.
     """
-    changes = [f"with {old}, and now there are {new}"] if old != new else []
-    changes += [f"with batches of {was}, and now they are of {size}" for was, size in sizes.values()]
-    change = f"this state was saved inside an epoch {', '.join(changes)}. "
+    change = f"this state was saved inside an epoch with {old}, and now there are {new}. "
     try:
         whole = Graph(graph)
-        batchers = {id(whole.pipes[number]): pair for number, pair in sizes.items()}
-        if sizes and old == new and _keeps_sizes(next(iter(places.values())), whole, batchers, bool(new.workers)):
-            place = next(iter(places.values()))
-            return place if new.workers else _counted_anew(place, old, whole, batchers)
         if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
             return _from_the_beginning(next(iter(places.values())), new)
         if bool(old.workers) != bool(new.workers):
@@ -119,35 +106,9 @@ def divided_anew(
                 "With in_order=False the dispatching process dealt items to whoever was free, and which of them were "
                 f"given is known for these processes alone. {_WAYS}"
             )
-        return _Changing(places, old, new, _parts_of(whole, bool(new.workers)), sizes=batchers).place()
+        return _Changing(places, old, new, _parts_of(whole, bool(new.workers))).place()
     except ValueError as error:
         raise ValueError(change + str(error)[:1].upper() + str(error)[1:]) from None
-
-
-def _keeps_sizes(place: dict[str, Any], whole: Graph, batchers: dict[int, tuple[int, int]], has_workers: bool) -> bool:
-    """Whether main's graph goes on from its own state, which does not say how many items a batch has."""
-    if place["drop"] or place["graph"] is None or (not has_workers and base_of(place)):
-        return False
-    parts = _parts_of(whole, has_workers)
-    if has_workers and not batchers.keys().isdisjoint(map(id, parts.branch)):
-        return False
-    entries: list[dict[str, Any]] = []
-    for entry in (content_of(place["graph"]) or {})["pipes"]:  # one of them stands for all that the workers run
-        stands_for = len(parts.main.pipes) - len(entries) if entry["type"] == "WorkerOutput" else 1
-        entries += [entry] * stands_for
-    return holding_behind(parts.main, [pipe for pipe in parts.main if id(pipe) in batchers], entries) is None
-
-
-def _counted_anew(
-    place: dict[str, Any], shape: Shape, whole: Graph, batchers: dict[int, tuple[int, int]]
-) -> dict[str, Any]:
-    """The place of main's graph, which goes on from its own state, with a note of what was given in the old batches."""
-    try:
-        base = _Changing({shape.rank: place}, shape, shape, _parts_of(whole, False), sizes=batchers).place()["base"]
-    except ValueError:  # nothing shares items out, so nobody will share them anew
-        nothing = {"base": "filter", "entries": None, "taken": 0, **_plain(Given())}
-        base = {"content": seal(nothing), "uncounted": True}
-    return {**place, "base": base}
 
 
 @dataclass(frozen=True)
@@ -234,7 +195,6 @@ class _Changing:
 
     Args:
         passing: how many units more count as given, of each rank.
-        sizes: the batchers with another size, by the id of the pipe: the old size and the new one.
         lives: whether the processes live on, so that what lasts beyond an epoch is in them as of now.
     """
 
@@ -247,9 +207,7 @@ class _Changing:
         *,
         passing: int = 0,
         lives: bool = False,
-        sizes: Mapping[int, tuple[int, int]] = _NONE,
     ) -> None:
-        self.sizes = sizes
         self.places, self.old, self.new, self.passing, self.lives = places, old, new, passing, lives
         self.own = places[new.rank] if new.rank in places else next(iter(places.values()))
         self.main, self.branch, self.dispatching = parts.main, parts.branch, parts.dispatching
@@ -263,12 +221,10 @@ class _Changing:
                 "a `sharding_filter` stands behind `sharding_round_robin_dispatch`, which shares the items out: leave "
                 "it out"
             )
-        if self.sizes:
-            self._require_units(division)
         if self.old.workers and any(place["workers"] is None for place in self.places.values()):
             return self._made_again()
         among_workers = self.old.ranks == self.new.ranks and self._divides_workers_alone(division)
-        if among_workers and self.old.workers and self.new.workers and not self.sizes:
+        if among_workers and self.old.workers and self.new.workers:
             return self._with(self._base_among_workers(division), self.own)
         self._require_counting_main()
         base = self._base_among_workers(division) if among_workers else self._base_among_ranks()
@@ -285,7 +241,7 @@ class _Changing:
 
     def _made_again(self) -> dict[str, Any]:
         """The place of which nothing is known but how many items were given."""
-        if self.sizes or self.old.ranks > 1 or self.new.ranks > 1 or not self.own["processes"][2]:
+        if self.old.ranks > 1 or self.new.ranks > 1 or not self.own["processes"][2]:
             raise ValueError(
                 "It was taken while an item was being made, or as of many items ago: take the state between two items"
             )
@@ -313,7 +269,7 @@ class _Changing:
 
     def _base_among_workers(self, division: Dividing) -> dict[str, Any]:
         """Where the workers of one rank, or of the only one, share out anew what the rank has got."""
-        moved = bool(self.sizes) or not (self.old.workers and self.new.workers)
+        moved = not (self.old.workers and self.new.workers)
         shares = self._shares_of(self.own, self.own["drop"] if moved else 0)  # what main drops stays main's
         if isinstance(division.pipe, DispatchedSource):
             return self._behind_end(_given_at(self.own, "end").and_shares(shares).and_next(self.passing))
@@ -374,10 +330,6 @@ class _Changing:
     def _shares_of(self, place: dict[str, Any], more: int) -> list[Given]:
         """By worker of a rank, how many units it gave; `more` were given after the place was looked at, in turn."""
         if not self.old.workers:
-            if base_of(place).get("uncounted"):
-                raise ValueError(
-                    f"the main process has given batches of several sizes, which nobody has counted. {_WAYS}"
-                )
             return [Given(place["given"] - base_of(place).get("items", 0))]
         counts = [worker["given"][0] for worker in place["workers"]["workers"]]
         rounds, rest = divmod(more, len(counts))
@@ -411,19 +363,7 @@ class _Changing:
     def _behind_filter(self, division: Dividing, given: Given, places: list[dict[str, Any]]) -> dict[str, Any]:
         """The base at a filter, with the snapshot that has come furthest without going beyond what was given."""
         taken, entries, generators, refused = 0, None, None, False
-        offset = base_of(self.own).get("filter", {}).get("offset", 0)
-        block = division.block
-        if self.sizes:
-            block = self._block_before(division)
-            if given.beyond:
-                raise ValueError(
-                    f"Batches of {block} items were given of which some come before others that were not: with "
-                    "in_order=False, or on several ranks of several workers. Go on with batches of that size to the "
-                    "end of the epoch"
-                )
-            self._require_blocks(division, places, block)
-            offset, given = offset + given.first * block, Given()
-        begin = offset + given.first * block
+        begin = given.first * division.block
         for place in places:
             for content in self._contents(place):
                 before, found, drawn = self._before(division, content)
@@ -433,37 +373,10 @@ class _Changing:
                     taken, entries, generators = before, found, drawn
         if entries is None and (refused or self.lives):
             self._require_beginning(division.before)
-        content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given, offset)}
+        content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given)}
         if self.dispatching is not None:  # of which the later passes of a shuffle take their seeds, alike on all ranks
             content["generators"] = generators
-        return {"content": seal(content), "filter": _plain(given, offset)}
-
-    def _require_units(self, division: Dividing) -> None:
-        """Raises ValueError if a batcher with another size stands elsewhere than behind the division."""
-        if not self.sizes.keys() <= set(map(id, division.behind)) or isinstance(division.pipe, DispatchedSource):
-            raise ValueError(
-                "The `batch` stands before the place where items are shared out, or behind the workers. Put it behind "
-                "`sharding_filter`, with ShardingPolicy(block)"
-            )
-
-    def _require_blocks(self, division: Dividing, places: list[dict[str, Any]], block: int) -> None:
-        """Raises ValueError if a snapshot says that items were not dealt out by whole batches."""
-        for content in (content for place in places for content in self._contents(place)):
-            _, entries, _ = self._before(division, content)
-            entry = {} if entries is None else entries[len(division.before.pipes) - 1]
-            dealt_in = entry["state"].get("dealt_in", 1) if entry.get("how") == "restore" else block
-            if dealt_in != block and content.get("base") is None:
-                raise ValueError(
-                    f"the `ShardingFilter` dealt out blocks of {dealt_in} when the state was saved, and a batch had "
-                    f"{block} items: use ShardingPolicy(block) from the beginning of an epoch on"
-                )
-
-    def _block_before(self, division: Dividing) -> int:
-        """Items of a unit when the state was saved."""
-        block = division.block
-        for was, size in self.sizes.values():
-            block = block // size * was
-        return block
+        return {"content": seal(content), "filter": _plain(given)}
 
     def _before(self, division: Dividing, content: dict[str, Any]) -> tuple[int | None, Any, Any]:
         """At a snapshot: how many items the division had taken, the state of the graph, and that of the generators."""
@@ -511,8 +424,7 @@ class _Changing:
     def _skipping(self, under: bytes | None, given: Given) -> dict[str, Any]:
         content = {"base": "end", "under": under, **_plain(given)}
         before = _given_at(self.own, "filter")
-        offset = base_of(self.own).get("filter", {}).get("offset", 0)
-        return {"content": seal(content), "filter": _plain(before, offset), "end": _plain(given)}
+        return {"content": seal(content), "filter": _plain(before), "end": _plain(given)}
 
     @staticmethod
     def _require_beginning(graph: Graph) -> None:
@@ -544,9 +456,8 @@ def _passed_on(content: dict[str, Any]) -> int:
     return passed_on
 
 
-def _plain(given: Given, offset: int = 0) -> dict[str, Any]:
-    plain: dict[str, Any] = {"first": given.first, "given": list(given.beyond)}
-    return {**plain, "offset": offset} if offset else plain
+def _plain(given: Given) -> dict[str, Any]:
+    return {"first": given.first, "given": list(given.beyond)}
 
 
 def _given_at(place: dict[str, Any], level: str) -> Given:

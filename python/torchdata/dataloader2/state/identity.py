@@ -11,12 +11,12 @@ from typing import Any
 
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
 from torchdata.dataloader2.state.layout import checksum_of, fingerprint_in
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint, resized
+from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "require_same_settings"]
 
-#: A pipe of more bytes stands in a state only if that is asked for.
+#: A pipe of more bytes is part of a state only on request.
 _LARGE = 1 << 20
 
 
@@ -31,59 +31,82 @@ class Identity:
     def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes] = serialize_datapipe) -> None:
         self._snapshot, self._serialize = snapshot, serialize
         self._fingerprint: Fingerprint | None = None
+        self._in_words: str | None = None
+        self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        self._checksum = 0
-        self._outline: dict[str, Any] = {}
+        self._checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
         """Looks at the graph, as long as it is whole; only the first call does anything."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
-    def _find(self) -> bytes:
-        if self._pickled is None:
-            import json
-
-            pickled = self._serialize(self._snapshot)
-            self._checksum = checksum_of(pickled)
-            self._outline = {
-                "fingerprint": json.dumps(self._fingerprint, separators=(",", ":")),
-                "length": len(pickled),
-            }
-            self._pickled = pickled
-        return self._pickled
-
     @property
     def outline(self) -> dict[str, Any]:
-        """The part that a state holds: the fingerprint, and the number of the pipe's bytes. If a state does not hold
-        the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
-        self._find()
-        return dict(self._outline)
+        """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
+        If a state does not hold the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
+        if self._in_words is None:
+            import json
+
+            self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
+        return {"fingerprint": self._in_words, "length": 0 if self._pickled is None else len(self._pickled)}
 
     @property
-    def checksum(self) -> int:
-        """The checksum of the pipe as bytes."""
-        self._find()
+    def checksum(self) -> int | None:
+        """The checksum of the pipe as bytes, if it was pickled."""
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes; None if it is not wanted, or nobody says so and it is large."""
-        pickled = self._find()
+        """The pipe as bytes.
+
+        Args:
+            wanted: whether the bytes are wanted. With False this returns None; with None it does so for a pipe that has
+                too many bytes, or cannot be pickled.
+
+        Raises:
+            TypeError: the bytes are wanted, and the pipe cannot be pickled.
+        """
         if wanted is None:
-            wanted = len(pickled) <= _LARGE
-        return pickled if wanted else None
+            if self._is_small is None:
+                self._is_small = self._snapshot.fits(_LARGE)
+            wanted = self._is_small
+        if wanted and self._pickled is None:
+            pickled = self._serialize(self._snapshot)
+            self._checksum, self._pickled = checksum_of(pickled), pickled
+        return self._pickled if wanted else None
 
-    def resized(self, saved: Fingerprint) -> dict[int, tuple[int, int]]:
-        """The batchers that have another size than in a state, by their places: the old size and the new one."""
-        return {} if self._fingerprint is None else resized(saved, self._fingerprint)
+    def compare(self, outline: Any, *, between_epochs: bool) -> None:
+        """Raises ValueError if a state is of another pipeline.
 
-    def compare(self, outline: Any, strict: bool) -> None:
-        """Raises ValueError if a state is of another pipeline, unless nobody minds."""
+        Args:
+            outline: what the state says of its pipeline.
+            between_epochs: whether no item of an epoch was given when the state was saved.
+        """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
-        other = difference(fingerprint_in(outline), self._fingerprint, "this loader") if strict else ""
+        other = difference(fingerprint_in(outline), self._fingerprint, "this loader", between_epochs=True)
         if other:
             raise ValueError(
                 f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "
                 "strict=False if the difference does not matter"
+            )
+        if not between_epochs:
+            require_same_settings(outline, self._fingerprint)
+
+
+def require_same_settings(outline: Any, found: Fingerprint) -> None:
+    """Raises ValueError if a pipeline differs from that of a state in nothing but what cannot change inside an epoch.
+
+    Args:
+        outline: what a state that was saved inside an epoch says of its pipeline.
+        found: the fingerprint of the pipeline that is to resume.
+    """
+    saved = fingerprint_in(outline)
+    if not difference(saved, found, "this loader", between_epochs=True):
+        other = difference(saved, found, "this loader")
+        if other:
+            raise ValueError(
+                f"this state was saved inside an epoch, in which the pipeline cannot change: {other}. Load the state "
+                "with the value that it was saved with. Only a state that was saved between two epochs can be loaded "
+                "with another value"
             )

@@ -25,6 +25,7 @@ __all__ = [
     "checksum_of",
     "checksums",
     "fingerprint_in",
+    "is_of_0_9",
     "naming",
     "pack_randomness",
     "unpack_randomness",
@@ -166,8 +167,19 @@ def pack_randomness(
     return seed, reset_seed, generator.exported(), initial.exported()
 
 
+def is_of_0_9(state: Mapping[str, Any]) -> bool:
+    """Whether a state was saved by torchdata 0.9, which saved no version and no position inside an epoch."""
+    return state.keys().isdisjoint(
+        (VERSION_KEY_NAME, ITERATION_STATE_KEY_NAME, CHECKSUMS_KEY_NAME, PIPELINE_KEY_NAME, RANKS_KEY_NAME)
+    )
+
+
 def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
-    """The randomness that a state holds, if any."""
+    """The randomness that a state holds, if any.
+
+    The generators of torchdata 0.9 are pickles, and draw other numbers. They are not opened: the user's seed applies
+    again.
+    """
     packed = state.get(RANDOMNESS_STATE_KEY_NAME)
     if packed is None:
         return None
@@ -177,8 +189,11 @@ def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
     seed, reset_seed = packed[:2]
     if not all(type(generator) is bytes for generator in packed[2:]):
         raise damaged(field, "it does not hold the bytes of two generators")
-    with naming(field):
-        generators = [SeedGenerator.imported(generator) for generator in packed[2:]]
+    if is_of_0_9(state):
+        reset_seed, generators = True, [SeedGenerator(), SeedGenerator()]
+    else:
+        with naming(field):
+            generators = [SeedGenerator.imported(generator) for generator in packed[2:]]
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(reset_seed) is not bool:
         raise damaged(field, f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
     return seed, reset_seed, generators[0], generators[1]

@@ -19,7 +19,6 @@ __all__ = [
     "accounts_in",
     "base_of",
     "check_base",
-    "check_offset",
     "check_place",
     "check_processes",
     "kept_in",
@@ -189,18 +188,8 @@ def check_base(base: Any) -> None:
             if not isinstance(found, dict) or not isinstance(found.get("given"), (list, tuple)):
                 raise ValueError(f"its {level!r} is {found!r}")
             given_from(found.get("first"), found["given"])
-            check_offset(found)
-    if type(base.get("uncounted", False)) is not bool:
-        raise ValueError(f"its 'uncounted' is {base['uncounted']!r}")
     if type(base.get("items", 0)) is not int or not 0 <= base.get("items", 0) < _MOST:
         raise ValueError("the items before its run of the epoch are no number")
-
-
-def check_offset(found: dict[str, Any]) -> None:
-    """Raises ValueError if the items before the first block are told by no number."""
-    offset = found.get("offset", 0)
-    if type(offset) is not int or not 0 <= offset < _MOST:
-        raise ValueError(f"there are {offset!r} items before its first block")
 
 
 def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:

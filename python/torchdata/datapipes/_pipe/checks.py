@@ -18,7 +18,12 @@ from typing import Any
 from torchdata._importing import import_whole
 from torchdata._redacting import redact_error, shown
 from torchdata._reporting import name_item, warn_outside
-from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
+from torchdata.datapipes._pipe.datasets import (
+    is_built_in,
+    is_generator_function,
+    is_indexed,
+    is_iterable_dataset,
+)
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
@@ -149,7 +154,9 @@ def is_dataset(value: Any) -> bool:
     """Whether `value` is a data set, read by index or by iterating: neither a pipe nor plain data nor a mapping."""
     if is_built_in(value) or isinstance(value, (IterDataPipe, MapDataPipe, Mapping, type)):
         return False
-    return is_indexed(value) or (hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__"))
+    if is_indexed(value) or is_iterable_dataset(value):
+        return True
+    return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
 def _is_foreign_pipe(value: Any) -> bool:
@@ -291,7 +298,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """The error of a pipe whose length is not known. Old code matches the end of its message: the reason is first."""
+    """Returns the error of a pipe whose length is not known. Old code matches the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

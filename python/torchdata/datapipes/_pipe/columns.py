@@ -6,8 +6,11 @@ process that iterates the pipe.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
+from itertools import islice
 from typing import Any
+
+from torchdata._reporting import add_note
 
 
 def chosen(*columns: Any) -> Any:
@@ -23,14 +26,35 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
         columns = tuple(input_col)
 
         def with_columns(item: Any) -> Any:
-            return function(*[item[column] for column in columns])
+            try:
+                values = [item[column] for column in columns]
+            except (LookupError, TypeError) as error:
+                _note_columns(error, item, input_col)
+                raise
+            return function(*values)
 
         return with_columns
 
     def with_column(item: Any) -> Any:
-        return function(item[input_col])
+        try:
+            value = item[input_col]
+        except (LookupError, TypeError) as error:
+            _note_columns(error, item, input_col)
+            raise
+        return function(value)
 
     return with_column
+
+
+def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
+    """Notes which columns an item has that lacks one of `input_col`."""
+    if isinstance(item, Mapping):
+        has = f"a {type(item).__name__} with the keys {', '.join(map(repr, islice(item, 20))) or 'none'}"
+    elif isinstance(item, Sized) and not isinstance(item, (str, bytes)):
+        has = f"a {type(item).__name__} of length {len(item)}"
+    else:
+        has = f"of type {type(item).__name__}, which has no columns"
+    add_note(error, f"input_col={input_col!r} asks for a column that the item lacks: the item is {has}.")
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:

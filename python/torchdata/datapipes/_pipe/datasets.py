@@ -7,16 +7,44 @@ a pipe is built.
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-__all__ = ["is_built_in", "is_generator_function", "is_indexed", "is_indexed_only", "splits_itself"]
+__all__ = [
+    "epoch_of",
+    "in_fixed_order",
+    "is_built_in",
+    "is_coordinated",
+    "is_generator_function",
+    "is_indexed",
+    "is_indexed_only",
+    "is_iterable_dataset",
+    "shuffles_itself",
+    "splits_among_ranks",
+    "splits_itself",
+]
 
-#: Where a class is looked for, and what it is called, of data sets that yield a worker's share wherever torch says that
-#: they are in a worker.
-_SPLITTING = (("datasets.iterable_dataset", "IterableDataset"),)
+#: The module and the name of classes of data sets that yield a worker's share wherever torch says that they are in a
+#: worker, if they are PyTorch's `IterableDataset`s.
+_SPLITTING = (
+    ("datasets.iterable_dataset", "IterableDataset"),
+    ("litdata.streaming.combined", "CombinedStreamingDataset"),
+    ("litdata.streaming.dataset", "StreamingDataset"),
+    ("litdata.streaming.parallel", "ParallelStreamingDataset"),
+    ("streaming.base.dataset", "StreamingDataset"),
+)
+
+#: Functions that give things a random order.
+_SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
+
+#: The stages of webdataset's pipelines that split, or make each worker draw other shards.
+_SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
+
+#: Types whose values have a `repr` that is the same in each process.
+_PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
 def _instance_of(value: Any, module: str, name: str) -> bool:
@@ -35,13 +63,18 @@ def is_indexed(value: Any) -> bool:
         hasattr(kind, "__getitem__")
         and hasattr(kind, "__len__")
         and not isinstance(value, Mapping)
-        and not _instance_of(value, "torch.utils.data", "IterableDataset")
+        and not is_iterable_dataset(value)
     )
 
 
 def is_indexed_only(value: Any) -> bool:
     """Whether the value is such a data set and does not say how it is iterated over."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
+
+
+def is_iterable_dataset(value: Any) -> bool:
+    """Whether the value is one of PyTorch's `IterableDataset`s, which may be its own iterator."""
+    return _instance_of(value, "torch.utils.data", "IterableDataset")
 
 
 def is_built_in(value: Any) -> bool:
@@ -57,24 +90,72 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
 
-    That is so of Hugging Face's `IterableDataset` where torch is loaded, and taken to be so of what uses the name
-    `get_worker_info` in its class, or in its generator function.
+    That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming data sets of litdata and
+    mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
+    name `get_worker_info` in its class, or in its generator function.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
-        return _instance_of(iterable, "torch.utils.data", "IterableDataset")
+        return is_iterable_dataset(iterable)
+    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+        stages = getattr(iterable, "pipeline", ())
+        return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
+    return _uses(iterable, frozenset({"get_worker_info"}))
+
+
+def shuffles_itself(iterable: Any) -> bool:
+    """Whether an iterable of the user's uses the name of a function that shuffles, so that its order may be its own."""
+    return _uses(iterable, _SHUFFLING)
+
+
+def _uses(iterable: Any, names: frozenset[str]) -> bool:
+    """Whether the class of an iterable, or a generator function, uses one of the names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
-        if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in (
-            "torch",
-            "typing",
-            "abc",
-        ):
+        if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
             functions += vars(cls).values()
-    return any(_mentions(function, "get_worker_info") for function in functions)
+    return any(_mentions(function, names) for function in functions)
 
 
-def _mentions(function: Any, name: str) -> bool:
-    """Whether a function, or one defined in it, uses the name."""
+def splits_among_ranks(iterable: Any) -> bool:
+    """Whether it is known of an iterable that splits itself that it does so among ranks, too."""
+    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+        return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
+    libraries = ("litdata", "streaming")
+    return any(_instance_of(iterable, *each) for each in _SPLITTING if each[0].partition(".")[0] in libraries)
+
+
+def is_coordinated(iterable: Any) -> bool:
+    """Whether the workers of a data set that splits itself coordinate over shared memory, as those of
+    mosaicml-streaming do: then each worker cannot read all of it."""
+    return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
+
+
+def epoch_of(dataset: Any) -> int | None:
+    """The epoch of a data set, or of a sampler, that has `set_epoch` and shows it; None of all others."""
+    if not callable(getattr(type(dataset), "set_epoch", None)):
+        return None
+    for name in ("epoch", "_epoch"):
+        try:
+            return operator.index(getattr(dataset, name, None))  # type: ignore[arg-type]
+        except Exception:  # whatever a property of the user's raises
+            continue
+    return None
+
+
+def in_fixed_order(members: set[Any] | frozenset[Any]) -> list[Any] | None:
+    """The members of a set in an order that is the same in each process; None if they have none."""
+    kinds = set(map(type, members))
+    if len(kinds) == 1 and not kinds.isdisjoint((str, bytes, int)):
+        return sorted(members)
+    return sorted(members, key=repr) if all(map(_is_plain, members)) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _mentions(function: Any, names: frozenset[str]) -> bool:
+    """Whether a function, or one defined in it, uses one of the names."""
     while not isinstance(function, FunctionType):
         inner = getattr(function, "func", None)  # of functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
@@ -83,7 +164,7 @@ def _mentions(function: Any, name: str) -> bool:
     codes: list[Any] = [function.__code__]
     while codes:
         code = codes.pop()
-        if name in code.co_names:
+        if not names.isdisjoint(code.co_names):
             return True
         codes.extend(inner for inner in code.co_consts if isinstance(inner, CodeType))
     return False

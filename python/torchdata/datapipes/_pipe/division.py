@@ -8,13 +8,14 @@ behind it. The units that are left are counted from 0 on, and dealt out in turn.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, compress, cycle, islice
 from typing import Any
 
 from torchdata._native import ShareIterator
 from torchdata.datapipes._pipe.seeking import passes_over
+from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
 
 __all__ = ["Division", "Given", "given_from"]
 
@@ -108,8 +109,21 @@ class Division:
         """Whether the share is all there is."""
         return self.shards == 1 and not self.given.first and not self.given.beyond
 
-    def share_of(self, source: Iterator[Any], taken: int) -> Iterator[Any]:
-        """The share of an iterator that yields item number `taken` next."""
+    def share_of(
+        self,
+        source: Iterator[Any],
+        taken: int,
+        watch: Watch | None = None,
+        has_ended: Callable[[], bool] | None = None,
+    ) -> Iterator[Any]:
+        """The share of an iterator that yields item number `taken` next.
+
+        Args:
+            source: the iterator.
+            taken: the number of its next item.
+            watch: notes some items of the source; None for no notes.
+            has_ended: with a watch, whether the source has ended.
+        """
         if self.is_whole:
             return source
         beyond = self.given.beyond
@@ -118,27 +132,33 @@ class Division:
             source = islice(source, start - taken, None)
         stop = (beyond[-1] + 1) * self.block if beyond else 0
         if start >= stop:
-            return self._in_turn(source, start)
+            return self._in_turn(source, start, watch, has_ended)
         # A generator: the numbers of units come from a state, and a list would be as long as they say.
         own = (self._owns(item) for item in range(start, stop))
         return chain(compress(islice(source, stop - start), own), self._in_turn(source, stop))
 
-    def _in_turn(self, source: Iterator[Any], taken: int) -> Iterator[Any]:
+    def _in_turn(
+        self,
+        source: Iterator[Any],
+        taken: int,
+        watch: Watch | None = None,
+        has_ended: Callable[[], bool] | None = None,
+    ) -> Iterator[Any]:
         """The same behind all that was given."""
         shards, shard, block = self.shards, self.shard, self.block
         if shards == 1:
             return source
         place = taken - (self.given.first + len(self.given.beyond)) * block
-        offset = place % (shards * block)
         if passes_over(source):
+            offset = place % (shards * block)
             before, others = shard * block - offset, (shards - 1) * block
             if -block < before <= 0:  # within the own block
                 return ShareIterator(source, 0, block + before, others, block)
             return ShareIterator(source, before % (shards * block), block, others, block)
-        if block == 1:
-            return islice(source, (shard - place) % shards, None, shards)
-        own = [shard * block <= each < (shard + 1) * block for each in range(shards * block)]
-        return compress(source, chain(own[offset:], cycle(own)))
+        own = [block * shard <= each < block * (shard + 1) for each in range(shards * block)]
+        if watch is None or has_ended is None:
+            return _own_of(source, own, block, place)
+        return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def _owns(self, item: int) -> bool:
         unit = item // self.block
@@ -160,6 +180,52 @@ class Division:
         left = self.given.left_before(unit)
         own = max(0, -(-(left - self.shard) // self.shards)) * self.block
         return own + place if self._owns(item) else own
+
+
+def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
+    """The own items among the next `count` ones of a source; None: among all.
+
+    Args:
+        source: the iterator.
+        own: for each item of a round, whether it is an own one.
+        block: how many of them are.
+        place: the number of the next item in the rounds.
+        count: how many items are taken.
+    """
+    offset = place % len(own)
+    if block == 1:
+        first = (own.index(True) - offset) % len(own)
+        return islice(source, first if count is None else min(first, count), count, len(own))
+    if count is None:
+        return compress(source, chain(own[offset:], cycle(own)))
+    return compress(islice(source, count), chain(own[offset : offset + count], cycle(own)))
+
+
+def _watched(
+    source: Iterator[Any],
+    own: list[bool],
+    block: int,
+    place: int,
+    taken: int,
+    watch: Watch,
+    has_ended: Callable[[], bool],
+) -> Iterator[Iterator[Any]]:
+    """The own items of a source as iterators one behind the other, between which items are sampled."""
+    sample = next_sample(taken)
+    while not watch.is_full:
+        yield _own_of(source, own, block, place, sample - taken)
+        if has_ended():  # it is not asked again: some iterators would start over
+            return
+        place, taken = place + sample - taken, sample
+        sampled = [*islice(source, 1)]
+        if not sampled:
+            watch.end(taken)
+            return
+        watch.add(taken, sampled[0])
+        if own[place % len(own)]:
+            yield map(sampled.pop, (0,))  # no name keeps it alive
+        place, taken, sample = place + 1, taken + 1, sample_behind(sample)
+    yield _own_of(source, own, block, place)
 
 
 def given_from(first: Any, beyond: Iterable[Any]) -> Given:

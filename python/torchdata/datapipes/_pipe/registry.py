@@ -39,7 +39,7 @@ class FunctionalForms:
                 try:
                     return type(self).counterpart.attribute(self, name)
                 except AttributeError:
-                    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+                    raise _no_attribute(self, name) from None
             if hasattr(function, "__name__"):
                 return MethodType(function, self)  # of which `help` shows signature and docstring
             bound = functools.partial(function, self)
@@ -100,6 +100,28 @@ class FunctionalForms:
             for class_name, form in forms.items():
                 if form is not None:
                     cls.register_late(form, f"{package}.{module}", class_name)
+
+
+#: What pipes offer in place of methods that other libraries' datasets and streams have.
+_ELSEWHERE = {
+    "apply": "write .map(function)",
+    "concatenate": "write .concat(other)",
+    "flat_map": "write .flatmap(function)",
+    "foreach": "write .map(function), or a loop",
+    "interleave": "write .mux(other)",
+    "limit": "write .header(n)",
+    "padded_batch": "write .batch(n).collate(collate_fn=...)",
+    "skip": "write DataLoader2(...).skip(n), or .enumerate() and .filter(...)",
+    "take": "write .header(n)",
+    "to_list": "write list(pipe)",
+    "window": "write .batch(n)",
+}
+
+
+def _no_attribute(pipe: Any, name: str) -> AttributeError:
+    """Returns the error for an unknown name. Python itself adds the most similar name where it prints the error."""
+    instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
 
 class LateForm:

@@ -7,7 +7,7 @@ generator, which is seeded anew when an iteration begins.
 from __future__ import annotations
 
 import random
-from typing import Self
+from typing import ClassVar, Self
 
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.declared import random_state, state
@@ -17,6 +17,9 @@ __all__ = ["Shuffling"]
 
 class Shuffling(Seeded):
     """Seeds and switch of a pipe that shuffles. Subclasses add to `reset` and to `iteration_state`."""
+
+    #: What the adapter `Shuffle` sets.
+    set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles
     _rng: random.Random = random_state()

@@ -54,8 +54,9 @@ __all__ = [
     "write_line",
 ]
 
-#: Whether a loader in another process tells what this one skips. The runtime of its workers says so.
-is_told_by_loader = False
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. A loader sets it, and
+#: reports what its processes skip.
+worker: int | str | None = None
 
 #: A share is judged from so many items of a pipe on, and at the end of the pass.
 FEWEST = 100
@@ -235,7 +236,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     token_of(datapipe).count_skipped(type(error).__name__)
     if owner.log is not None:
         number = yielded + sum(record.skipped.values()) - 1
-        write_line(owner.log, {"pipe": name_of(datapipe), "item": number, "key": _key_of(error)} | line_of(error))
+        found = {"worker": worker, "pipe": name_of(datapipe), "item": number, "key": _key_of(error)}
+        write_line(owner.log, found | line_of(error))
     if not is_over(owner, owner.limit):
         return True
     told = too_many(owner, owner.limit)

@@ -6,11 +6,12 @@ are left. Runs in the process that iterates the pipe; the pipe owns the parts of
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-from torchdata._reporting import name_of
+from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
 from torchdata.datapipes._pipe.state.declared import state
@@ -31,6 +32,19 @@ class _Raising:
         if self._errors:
             raise self._errors.pop()  # no frame is to hold the error that it raises
         raise StopIteration
+
+
+def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
+    """Returns `iter(parts)`, or raises its TypeError with a note that names the pipe and what its function returned."""
+    try:
+        return iter(parts)
+    except TypeError as error:
+        add_note(
+            error,
+            f"The function of {name_of(pipe)} must return an iterable of items, but returned {reprlib.repr(parts)}; "
+            "map() takes functions that return one item.",
+        )
+        raise
 
 
 class Unfolding:
@@ -64,17 +78,16 @@ class Unfolding:
             for item in items:
                 try:
                     parts = parts_of(item)
+                    members: Any = parts if type(parts) in sliced else listed(parts)
+                    # The item is kept as it is before the first part is made, which may read from a stream in it.
+                    kept = with_detached_streams(item) if members is None else None
+                    left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
                     # Raised by the chain as one of the parts, it ends neither that nor this generator.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
-                members: Any = parts if type(parts) in sliced else listed(parts)
                 if members is None:
-                    # As the item is before the first part is asked for, which may read from a stream in it.
-                    self._item, self._yielded_before = with_detached_streams(item), token.yielded
-                    left = iter(parts)
-                else:
-                    left = iter(members)
+                    self._item, self._yielded_before = kept, token.yielded
                 self._in_memory, self._left = members, left
                 yield left
         except GeneratorExit:

@@ -10,16 +10,17 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
-from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
+from torchdata.datapipes._pipe.random import PrivateRandomness
+from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes._pipe.state.record import passed, record_of
+from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
 
 __all__ = ["IndexSampler", "Shuffler"]
@@ -27,7 +28,7 @@ __all__ = ["IndexSampler", "Shuffler"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Shuffler(IterDataPipe[T_co]):
+class Shuffler(Seeded, IterDataPipe[T_co]):
     """Yields the items of a map pipe in random order.
 
     The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
@@ -42,9 +43,11 @@ class Shuffler(IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
+    data_attributes = frozenset({"indices"})
+    #: What the adapter `Shuffle` sets.
+    set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
+
     _shuffling: bool = state(True)
-    _epoch_seed: int | None = state(lasts=True, copied=True)
-    _seed: int | None = state(lasts=True, copied=True)
     #: Indices in the order in which this iteration reads them.
     _order: Any = state(saved=False)
     seeks_by_count = True
@@ -62,22 +65,12 @@ class Shuffler(IterDataPipe[T_co]):
         self._enabled = shuffle
         return self
 
-    def set_seed(self, seed: int) -> Shuffler[T_co]:
-        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
-        self._seed = seed
-        return self
-
-    def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
-        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
-
     def reset(self) -> None:
         """Draws the order, by `set_seed`'s seed or by a fresh one."""
         super().reset()
         self._shuffling = self._enabled
         if self._shuffling:
-            self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
-            self._seed = None
+            self._take_seed()
 
     def _left(self) -> Iterator[Any]:
         """The indices that this iteration still has to read."""
@@ -114,7 +107,7 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
     return places if isinstance(indices, range) else [indices[place] for place in places]
 
 
-class IndexSampler(IterDataPipe[T_co]):
+class IndexSampler(Seeded, IterDataPipe[T_co]):
     """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
@@ -139,10 +132,9 @@ class IndexSampler(IterDataPipe[T_co]):
         ['d', 'a', 'd']
     """
 
+    data_attributes = frozenset({"sampler"})
     #: The order of the running iteration, if the sampler knows its length.
     _order: Any = state(items=True)
-    _epoch_seed: int | None = state(lasts=True, copied=True)
-    _seed: int | None = state(lasts=True, copied=True)
     _epoch: int = state(0, lasts=True, copied=True)
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
@@ -157,20 +149,10 @@ class IndexSampler(IterDataPipe[T_co]):
         self.sampler = sampler
         self._first_epoch = getattr(sampler, "epoch", 0)
 
-    def set_seed(self, seed: int) -> IndexSampler[T_co]:
-        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
-        self._seed = seed
-        return self
-
-    def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
-        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
-
     def reset(self) -> None:
         """Lets the sampler give a new order, by `set_seed`'s seed or by a fresh one."""
         super().reset()
-        self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
-        self._seed = None
+        self._take_seed()
         self._epoch += 1
 
     def __iter__(self) -> Iterator[T_co]:

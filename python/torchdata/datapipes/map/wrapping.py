@@ -36,6 +36,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
         200
     """
 
+    data_attributes = frozenset({"sequence"})
+
     def __init__(self, sequence: Sequence[T_co] | Mapping[Any, T_co], deepcopy: bool = True) -> None:
         if not hasattr(type(sequence), "__getitem__"):
             raise TypeError(

@@ -12,8 +12,10 @@ import copy
 import importlib
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Literal
+
+from torchdata._reporting import add_note
 
 __all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
 
@@ -44,6 +46,52 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
         >>> default_collate([{"x": 1, "name": "a"}, {"x": 2, "name": "b"}])
         {'x': array([1, 2]), 'name': ['a', 'b']}
     """
+    try:
+        return _collated(batch, to)
+    except Exception as error:
+        remedy = _remedy(batch)
+        if remedy is not None:
+            add_note(error, remedy)
+        raise
+
+
+def _remedy(batch: Any) -> str | None:
+    """Returns what to change so that a batch that could not be collated can be; None if that is not known."""
+    if not isinstance(batch, Sequence):
+        return f"collate() joins the items of a batch, but got {type(batch).__name__}: write .batch(n) before it."
+    if any(isinstance(item, Mapping) for item in batch):
+        keys = [set(item) if isinstance(item, Mapping) else None for item in batch]
+        odd = next((index for index, found in enumerate(keys) if found != keys[0]), None)
+        if odd is not None:
+            return (
+                f"All items of a batch need the same keys, but item 0 {_keys(batch[0])} and item {odd} "
+                f"{_keys(batch[odd])}: give each item the same keys, or pass collate_fn."
+            )
+    found = next((where for index, item in enumerate(batch) for where in _nones(item, f"item {index}")), None)
+    if found is None:
+        return None
+    return f"None cannot be collated, and {found} of the batch is None: filter such items out, or pass collate_fn."
+
+
+def _keys(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return f"is of type {type(item).__name__}"
+    return f"has {', '.join(map(repr, item)) or 'none'}"
+
+
+def _nones(item: Any, where: str) -> Iterator[str]:
+    """Yields where an item, or a member of it, is None."""
+    if item is None:
+        yield where
+    elif isinstance(item, Mapping):
+        for key, value in item.items():
+            yield from _nones(value, f"{key!r} in {where}")
+    elif isinstance(item, (tuple, list)):
+        for index, value in enumerate(item):
+            yield from _nones(value, f"member {index} of {where}")
+
+
+def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
     if len(batch) == 0:
         raise ValueError("default_collate: cannot collate an empty batch")
     first = batch[0]
@@ -53,17 +101,17 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(torch, batch, first)
     if isinstance(first, Mapping):
-        return _rebuilt_mapping(first, {key: default_collate([item[key] for item in batch], to) for key in first})
+        return _rebuilt_mapping(first, {key: _collated([item[key] for item in batch], to) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*[default_collate(column, to) for column in _columns(batch)])
+        return type(first)(*[_collated(column, to) for column in _columns(batch)])
     if isinstance(first, tuple):
-        return [default_collate(column, to) for column in _columns(batch)]
+        return [_collated(column, to) for column in _columns(batch)]
     if isinstance(first, Sequence):
-        return _rebuilt_sequence(first, [default_collate(column, to) for column in _columns(batch)])
+        return _rebuilt_sequence(first, [_collated(column, to) for column in _columns(batch)])
     loaded = sys.modules.get("torch")
     if loaded is not None and isinstance(first, loaded.Tensor):
         if to == "numpy":
-            return default_collate([item.numpy(force=True) for item in batch], to)
+            return _collated([item.numpy(force=True) for item in batch], to)
         return _stacked_tensors(loaded, batch)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(first, (numpy.ndarray, numpy.generic)):

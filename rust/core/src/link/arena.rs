@@ -321,13 +321,6 @@ impl Block {
         self.offset
     }
 
-    /// Whether the block was sent and has not come back.
-    ///
-    /// The consumer may hold an array over it, so that what is to be sent anew must be copied to another block first.
-    pub fn is_sent(&self) -> bool {
-        self.arena.lock().taken.get(&self.offset).is_some_and(|holders| holders.remote > 0)
-    }
-
     /// Whether the block lies in `arena`.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)

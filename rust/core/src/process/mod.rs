@@ -12,8 +12,6 @@ pub mod board;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
-pub mod huge_pages;
-#[cfg(not(loom))]
 pub mod inherited;
 #[cfg(all(not(loom), target_os = "linux"))]
 mod linux;

@@ -20,9 +20,6 @@ const NEXT_PASS: u16 = u16::MAX;
 const IN_TURN: u16 = u16::MAX - 1;
 
 impl DealEntry {
-    /// Most readers that entries tell apart.
-    pub const MOST_READERS: usize = IN_TURN as usize - 1;
-
     /// As it stands in memory and in states; never 0.
     pub const fn raw(self) -> u16 {
         match self {

@@ -231,7 +231,7 @@ impl PageRef {
         let now = nanoseconds();
         header.sequence.change(|| {
             if header.pid.load(Relaxed) != 0 {
-                header.restarts.store(header.restarts.load(Relaxed) + 1, Relaxed);
+                header.restarts.store(header.restarts.load(Relaxed).wrapping_add(1), Relaxed);
             }
             header.pid.store(std::process::id(), Relaxed);
             header.number.store(number, Relaxed);
@@ -312,7 +312,7 @@ impl PageRef {
     /// Counts a state that was sent.
     pub fn snapshot_sent(&self) {
         let count = &self.header().snapshots;
-        count.store(count.load(Relaxed) + 1, Relaxed);
+        count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
     /// Adds the time of calls of the last pipe, of which one was measured.

@@ -219,7 +219,7 @@ mod tests {
         let here = board(4, 60);
         here.page(0).unwrap().adopt(Role::Main, 0);
         here.page(1).unwrap().take_in(&page.carry_out()).unwrap();
-        let (sent, came) = (fields(&there.read().unwrap()[0]), fields(&here.read().unwrap()[1]));
+        let (sent, came) = (fields(&there.read()[0]), fields(&here.read()[1]));
         for ((name, sent), (_, came)) in sent.iter().zip(&came) {
             match *name {
                 "began" | "idle" | "first" | "span" | "flows" => (),
@@ -276,7 +276,7 @@ mod tests {
             assert_eq!(taken.take_in(&other), Err(CONTRADICTS));
         }
         assert_eq!(board(2, 1).page(1).unwrap().take_in(&carried), Err(CONTRADICTS));
-        assert!(here.read().unwrap().is_empty());
+        assert!(here.read().is_empty());
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         taken.count_frame(11, false);
         taken.set_gone();
         taken.hear(&page.carry_out(), [1, 2, 3]).unwrap();
-        let known = fields(&here.read().unwrap()[0]);
+        let known = fields(&here.read()[0]);
         let field = |wanted| known.iter().find(|(name, _)| *name == wanted).unwrap().1.clone();
         assert_eq!(field("place"), Value::Text("node 10.0.0.7".to_owned()));
         assert_eq!(["carried", "frames", "full_frames"].map(field), [111, 2, 1].map(Value::Number));

@@ -155,8 +155,8 @@ impl Wait {
         let since = self.since.load(Relaxed);
         if since != 0 {
             self.sequence.change(|| {
-                self.total.store(self.total.load(Relaxed) + now.saturating_sub(since), Relaxed);
-                self.count.store(self.count.load(Relaxed) + 1, Relaxed);
+                add(&self.total, now.saturating_sub(since));
+                add(&self.count, 1);
                 self.since.store(0, Relaxed);
             });
         }
@@ -231,7 +231,8 @@ pub struct PipeRecord {
     pub(super) reader: AtomicU32,
     /// The pipe's nature: see `datapipes` in Python; opaque here.
     pub(super) flags: AtomicU32,
-    pub(super) spare: AtomicU32,
+    /// Requests over a network that it has sent again after a fault.
+    pub retries: AtomicU32,
     /// Most items that it holds ready; 0 if that means nothing.
     pub(super) capacity: AtomicU64,
     /// Calls that were timed.
@@ -284,7 +285,7 @@ impl PipeRecord {
                 continue;
             }
             // SYNC(kind): pairs with PipeRecord::skipped_kinds; who sees a count sees its name.
-            place.count.store(count + 1, Ordering::Release);
+            place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
     }

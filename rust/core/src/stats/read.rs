@@ -75,53 +75,60 @@ pub struct Unreadable {
 }
 
 impl Board {
-    /// The pages that processes have taken.
-    ///
-    /// # Errors
-    ///
-    /// A page says something that no process of this release writes.
-    pub fn read(self: &Arc<Self>) -> Result<Vec<Value>, Unreadable> {
-        (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read_as(index).transpose()).collect()
+    /// The pages that processes have taken, without those that are damaged (see `damage`).
+    pub fn read(self: &Arc<Self>) -> Vec<Value> {
+        self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
     }
 
-    /// When others took the workers' place last, and main's page as it was then; None if nobody did.
-    ///
-    /// # Errors
-    ///
-    /// As of `read`.
-    pub fn read_change(self: &Arc<Self>) -> Result<Option<(u64, Value)>, Unreadable> {
+    /// The first page that says something that no process of this release writes.
+    pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
+        self.pages().find_map(|page| page.counted_pipes().err())
+    }
+
+    fn pages(self: &Arc<Self>) -> impl Iterator<Item = PageRef> + '_ {
+        (0..self.config().pages as usize).filter_map(|index| self.page(index))
+    }
+
+    /// When others took the workers' place last, and main's page as it was then; None if nobody did, or that page is
+    /// damaged.
+    pub fn read_change(self: &Arc<Self>) -> Option<(u64, Value)> {
         let read = || (self.header().changed.load(Relaxed), self.main_then().read_as(0));
         let (changed, page) = self.header().change.read(read);
-        if changed == 0 {
-            return Ok(None);
-        }
-        Ok(page?.map(|page| (changed, page)))
+        let page = if changed == 0 { None } else { page.ok().flatten() };
+        page.map(|page| (changed, page))
     }
 }
 
 impl PageRef {
-    /// The page as that of a number.
-    fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
+    /// How many pipes the page counts; None: no process has taken it.
+    fn counted_pipes(&self) -> Result<Option<usize>, Unreadable> {
         let refuse = |what| Err(Unreadable { page: self.index(), what });
-        let header = self.header();
-        let ([role, pid, number], began) = header.sequence.read(|| {
-            let numbers = [&header.role, &header.pid, &header.number].map(|word| word.load(Relaxed));
-            (numbers, header.began.load(Relaxed))
-        });
+        let role = self.header().role.load(Relaxed);
         if role == 0 {
             return Ok(None);
         }
         if !Role::is_one(role) {
             return refuse("is of a process that does what no process of a loader does");
         }
-        // SYNC(stack): pairs with PageRef::set_stack.
-        let signal = header.signal.load(Ordering::Acquire);
         // SYNC(pipes): pairs with PageRef::set_pipes.
-        let pipes = header.pipes.load(Ordering::Acquire);
+        let pipes = self.header().pipes.load(Ordering::Acquire);
         if pipes > self.board.config().pipes {
             return refuse("counts more pipes than there is room for");
         }
-        let pipes = (0..pipes as usize).filter_map(|index| self.record_at(index));
+        Ok(Some(pipes as usize))
+    }
+
+    /// The page as that of a number.
+    fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
+        let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
+        let header = self.header();
+        let ([role, pid, number], began) = header.sequence.read(|| {
+            let numbers = [&header.role, &header.pid, &header.number].map(|word| word.load(Relaxed));
+            (numbers, header.began.load(Relaxed))
+        });
+        // SYNC(stack): pairs with PageRef::set_stack.
+        let signal = header.signal.load(Ordering::Acquire);
+        let pipes = (0..pipes).filter_map(|index| self.record_at(index));
         let flows = (0..self.board.config().flows as usize).map_while(|index| self.flow_at(index));
         let used = flows.take_while(|flow| flow.direction.load(Relaxed) != 0);
         Ok(Some(fields!(
@@ -166,7 +173,8 @@ fn pipe(record: &PipeRecord) -> Value {
     fields!(
         record: label = read_text(&record.label), location = read_text(&record.location),
         reader = record.reader.load(Relaxed).checked_sub(1), flags, capacity, yielded = yielded,
-        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, skipped_kinds = skipped_kinds(record),
+        items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, retries,
+        skipped_kinds = skipped_kinds(record),
         quantiles = (samples > 0).then(|| vec![quantile(&counts, 0.5), quantile(&counts, 0.99)]),
     )
 }
@@ -207,23 +215,23 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_says_what_none_says_is_refused_by_its_number() {
+    fn a_page_that_says_what_none_says_is_left_out_and_named_by_its_number() {
         let board = board();
-        assert_eq!(field(&board.read().unwrap()[0], "number"), &Value::Number(7));
+        assert!(board.damage().is_none());
+        assert_eq!(field(&board.read()[0], "number"), &Value::Number(7));
         let page = board.page(1).unwrap();
         page.header().pipes.store(u32::MAX, Relaxed);
-        assert_eq!(
-            board.read().unwrap_err().to_string(),
-            "page 1 of the counters counts more pipes than there is room for"
-        );
+        let damage = || board.damage().unwrap().to_string();
+        assert_eq!(damage(), "page 1 of the counters counts more pipes than there is room for");
         page.header().role.store(77, Relaxed);
-        assert!(board.read().unwrap_err().to_string().contains("what no process of a loader does"));
+        assert!(damage().contains("what no process of a loader does"));
+        assert!(board.read().is_empty());
     }
 
     #[test]
     fn the_last_change_keeps_what_main_had_counted_until_then() {
         let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
-        assert!(board.read_change().unwrap().is_none());
+        assert!(board.read_change().is_none());
         let main = board.page(0).unwrap();
         main.adopt(Role::Main, 0);
         let pipe = main.pipe(0, None, 0, 0, ["Mapper", ""]).unwrap();
@@ -233,7 +241,7 @@ mod tests {
             pipe.record().yielded.store(items, Relaxed);
             board.note_change();
             pipe.record().yielded.store(items + 1, Relaxed);
-            let (at, page) = board.read_change().unwrap().unwrap();
+            let (at, page) = board.read_change().unwrap();
             assert!(at > then);
             assert_eq!(field(&page, "page"), &Value::Number(0));
             assert_eq!(field(&page, "role"), &Value::Number(Role::Main as u64));
@@ -242,7 +250,7 @@ mod tests {
             assert_eq!(field(&pipes[0], "label"), &Value::Text("Mapper".to_owned()));
             then = at;
         }
-        assert_eq!(board.read().unwrap().len(), 1, "it is no process's page");
+        assert_eq!(board.read().len(), 1, "it is no process's page");
     }
 
     #[test]

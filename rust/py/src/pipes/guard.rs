@@ -9,24 +9,22 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyBaseException, PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyDict, PyString, PyType};
 
 use torchdata_core::stats::nanoseconds;
-use torchdata_core::trace::{Kind, Log, Record};
 
 use crate::panics::caught;
 use crate::pipes::clocking;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
-use crate::trace::PyTraceLog;
 
 /// No iterator has this number: a guard that the garbage collector has cleared is never valid.
 const CLEARED: u64 = u64::MAX;
@@ -72,20 +70,20 @@ struct Guard {
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
     /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
-    /// The state of the trace, if one is written: a `Tracing` in a box, else NULL. Freed with the guard.
-    tracing: *mut Tracing,
+    /// How ranges are made where PyTorch is loaded: a `Ranging` in a box, else NULL. Freed with the guard.
+    ranging: *mut Ranging,
 }
 
-/// How a guard writes a trace.
-struct Tracing {
-    log: Arc<Log>,
-    /// The pipe's number there.
-    pipe: u64,
-    /// The function that `next_traced` calls, as `Guard::next` and `Guard::argument`.
+/// How a guard makes ranges for torch's profiler.
+struct Ranging {
+    /// The function that `next_ranged` calls, as `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// Makes ranges for profilers: called with True before the pipe is asked for an item, and with False afterwards.
-    range: Option<Py<PyAny>>,
+    /// The names in `torch.autograd.profiler`, and the one that says whether a profiler runs.
+    profiler: Py<PyDict>,
+    runs: Py<PyString>,
+    /// Begins a range for a pipe, and returns the function that ends it.
+    begin: Py<PyAny>,
 }
 
 /// The type object of guards.
@@ -135,18 +133,15 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// (log, number of the pipe in it, what makes ranges for profilers)
-type Trace<'py> = (Bound<'py, PyTraceLog>, u64, Option<Py<PyAny>>);
-
 /// Guards `iterator`, which the `__iter__` of `pipe` made, as the iterator number `iterator_id` of `token`.
 #[pyfunction]
-#[pyo3(signature = (pipe, iterator, token, iterator_id, trace = None))]
+#[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
     pipe: Bound<'py, PyAny>,
     iterator: Bound<'py, PyAny>,
     token: Bound<'py, IterationToken>,
     iterator_id: u64,
-    trace: Option<Trace<'py>>,
+    ranges: Option<(Py<PyDict>, Py<PyAny>)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
@@ -179,15 +174,15 @@ pub fn guard_iterator<'py>(
             Some(place) if place.root && place.main => (next_metered as ffi::iternextfunc, object.as_ptr()),
             _ => (next, iterator.as_ptr()),
         };
-        let tracing = trace.map(|(log, pipe, range)| {
-            let log = Arc::clone(&log.get().0);
-            Box::into_raw(Box::new(Tracing { log, pipe, next: call, argument, range }))
+        let ranging = ranges.map(|(profiler, begin)| {
+            let runs = intern!(py, "_is_profiler_enabled").clone().unbind();
+            Box::into_raw(Box::new(Ranging { next: call, argument, profiler, runs, begin }))
         });
-        let (call, argument) = match tracing {
-            Some(_) => (next_traced as ffi::iternextfunc, object.as_ptr()),
+        let (call, argument) = match ranging {
+            Some(_) => (next_ranged as ffi::iternextfunc, object.as_ptr()),
             None => (call, argument),
         };
-        (&raw mut (*guard).tracing).write(tracing.unwrap_or(std::ptr::null_mut()));
+        (&raw mut (*guard).ranging).write(ranging.unwrap_or(std::ptr::null_mut()));
         (&raw mut (*guard).next).write(call);
         (&raw mut (*guard).argument).write(argument);
         (&raw mut (*guard).inner).write(next);
@@ -364,36 +359,41 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, 
     }
 }
 
-/// Calls what the guard would call otherwise, and writes down when.
-unsafe extern "C" fn next_traced(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+/// Calls what the guard would call otherwise, within a range if torch's profiler runs.
+unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The box lives as long as the guard, which the caller of `next_item` keeps alive.
+    // Keys of a module are strings, so that looking one up raises nothing.
     unsafe {
         let guard = object.cast::<Guard>();
-        let tracing = &*(*guard).tracing;
-        if !tracing.log.is_on() {
-            return (tracing.next)(tracing.argument);
+        let ranging = &*(*guard).ranging;
+        if ffi::PyDict_GetItemWithError(ranging.profiler.as_ptr(), ranging.runs.as_ptr()) != ffi::Py_True() {
+            return (ranging.next)(ranging.argument);
         }
-        let (number, stream) = ((*(*guard).token).yielded(), (*guard).id);
-        if let Some(range) = &tracing.range {
-            caught((), || Python::attach_unchecked(|py| ranged(py, range, true)));
+        let pipe = (*guard).pipe;
+        let end = caught(None, || Python::attach_unchecked(|py| begin_range(py, &ranging.begin, pipe)));
+        let item = (ranging.next)(ranging.argument);
+        if let Some(end) = end {
+            caught((), || Python::attach_unchecked(|py| end_range(py, end)));
         }
-        let begin = nanoseconds();
-        let item = (tracing.next)(tracing.argument);
-        let end = nanoseconds();
-        if let Some(range) = &tracing.range {
-            caught((), || Python::attach_unchecked(|py| ranged(py, range, false)));
-        }
-        let what = tracing.pipe | if item.is_null() { 1 << 32 } else { 0 };
-        tracing.log.push(&Record { kind: Kind::Item, begin, end, what, number, stream, loader: 0 });
         item
     }
 }
 
-/// Begins or ends a range of profilers. An error there does not concern the loading of data.
-fn ranged(py: Python<'_>, range: &Py<PyAny>, begins: bool) {
+/// Begins a range, and returns what ends it. An error there does not concern the loading of data.
+///
+/// # Safety
+/// The pipe is alive.
+unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObject) -> Option<Py<PyAny>> {
+    // SAFETY: as the caller says.
+    let pipe = unsafe { Bound::from_borrowed_ptr(py, pipe) };
+    begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
+}
+
+/// Ends a range. The exception that the pipe has raised stays.
+fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
-    if let Err(error) = range.call1(py, (begins,)) {
-        error.write_unraisable(py, Some(range.bind(py)));
+    if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
+        error.write_unraisable(py, Some(end.bind(py)));
     }
     if let Some(error) = passing {
         error.restore(py);
@@ -589,9 +589,9 @@ unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
-        let tracing = (*object.cast::<Guard>()).tracing;
+        let ranging = (*object.cast::<Guard>()).ranging;
         // SAFETY: made by `into_raw` with the guard, which nobody refers to any more.
-        drop((!tracing.is_null()).then(|| Box::from_raw(tracing)));
+        drop((!ranging.is_null()).then(|| Box::from_raw(ranging)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));
         free(object.cast());

@@ -176,6 +176,13 @@ impl IterationToken {
         }
     }
 
+    /// Counts a request over a network that is sent again after a fault, for people to see.
+    fn count_retry(&self) {
+        if let Some(place) = self.place() {
+            place.pipe.record().retries.fetch_add(1, Relaxed);
+        }
+    }
+
     /// Number of the valid iterator; 0 if the pipe was never iterated.
     #[getter]
     fn current(&self) -> u64 {

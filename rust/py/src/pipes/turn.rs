@@ -169,16 +169,10 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Whether this thread reads.
-    #[getter]
-    fn is_mine(&self) -> bool {
-        self.reader.load(Relaxed) == this_thread()
-    }
-
     /// Calls a function in turn with those who read, and returns what it returns; at once in the thread that reads.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
-        let _turn = if self.is_mine() {
+        let _turn = if self.reader.load(Relaxed) == this_thread() {
             None
         } else {
             let thread = this_thread();

@@ -120,6 +120,12 @@ impl Collector {
         Ok(())
     }
 
+    /// Calls `on_note(peer, note)` for each note that a peer sends; what it raises ends the read.
+    fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
+        self.access.hold()?.on_note = Some(on_note);
+        Ok(())
+    }
+
     /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
     /// pages.
     ///

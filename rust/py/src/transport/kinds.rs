@@ -16,6 +16,8 @@ pub const STATE: u16 = 4;
 pub const RELAYED: u16 = 5;
 /// The result of a function that was called with an item; its number is behind it (see `result_tail`).
 pub const RESULT: u16 = 6;
+/// A note from the program in a worker to the main process, which reads it in the worker's turn.
+pub const NOTE: u16 = 7;
 /// The part of a kind that says what a unit is; the rest says how it is laid out.
 pub const WHAT: u16 = 0xff;
 

@@ -1,11 +1,9 @@
-//! The places where a reader's waits are counted and traced.
+//! The places where a reader's waits are counted.
 
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
-use torchdata_core::trace::Kind;
 
 use super::stats::PyStatsBoard;
-use crate::trace::Origin;
 
 /// The counters of one reader; empty if nobody counts.
 #[derive(Default)]
@@ -18,8 +16,6 @@ pub struct Meters {
     page: Option<PageRef>,
     /// Whether no item of this epoch has come yet; of main alone.
     first: bool,
-    /// The reader's name in a trace.
-    origin: Origin,
 }
 
 impl Meters {
@@ -33,7 +29,6 @@ impl Meters {
         main: bool,
     ) -> PyResult<Vec<FlowRef>> {
         let flows = board.flows(page, first, &peers, false)?;
-        self.origin = Origin { loader: board.0.made().1, pages: peers };
         self.waits = flows.iter().map(WaitRef::of).collect();
         self.page = if main { Some(board.page(page)?) } else { None };
         Ok(flows)
@@ -71,17 +66,5 @@ impl Meters {
     /// Returns the counter of waits for messages.
     pub fn idle(&self) -> Option<&WaitRef> {
         self.idle.as_ref()
-    }
-
-    /// Traces a wait that is over.
-    #[cold]
-    pub fn trace_wait(&self, began: u64, peer: usize) {
-        self.origin.waited(Kind::WaitForItem, began, peer);
-    }
-
-    /// Traces an item, known by its number in the stream, whichever process has made those before.
-    #[cold]
-    pub fn trace_received(&self, began: u64, peer: usize, stream: u64, number: u64) {
-        self.origin.crossed(Kind::Received, began, peer, stream, number);
     }
 }

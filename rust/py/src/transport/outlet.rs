@@ -17,7 +17,6 @@ use torchdata_core::link::{OPAQUE, Probe, sampled_len};
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Deal, DealEntry, Dealing, Owners, Permit, Reader, Stream};
 use torchdata_core::stats::{PageRef, WaitRef};
-use torchdata_core::trace::Kind;
 
 use super::kinds as kind;
 use super::owning::OwningProcess;
@@ -25,7 +24,6 @@ use super::snapshots::{Cadence, Relay};
 use super::waiting::wait_until;
 use crate::codec::{Encoder, OutBuffer, Owner, Source};
 use crate::errors;
-use crate::trace::{self, Origin};
 
 pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -61,6 +59,8 @@ pub(super) struct Outlet {
     pub deadline: Option<Instant>,
     /// The function that makes snapshots of the graph, and its times.
     pub taker: Option<(Py<PyAny>, Cadence)>,
+    /// The function that returns the next note for the main process, or None.
+    pub noter: Option<Py<PyAny>>,
     /// In a worker: where those of the dispatching process wait to be passed on.
     pub relay: Option<Arc<Relay>>,
     /// By reader: the checksum behind the items that are made again; None if that is not compared.
@@ -73,8 +73,6 @@ pub(super) struct Outlet {
     pub idle: Option<WaitRef>,
     /// Where snapshots are counted that went out.
     pub page: Option<PageRef>,
-    /// The sender's name in a trace.
-    pub origin: Origin,
 }
 
 /// A unit on its way out. It waits for room, and may have to let a command go first.
@@ -128,13 +126,13 @@ impl Outlet {
             ending: false,
             deadline: None,
             taker: None,
+            noter: None,
             relay: None,
             expected: Vec::new(),
             next_link: 0,
             meters: Vec::new(),
             idle: None,
             page: None,
-            origin: Origin::default(),
         }
     }
 
@@ -210,8 +208,7 @@ impl Outlet {
                 _ => return Ok(Some(deal)),
             };
             self.flush();
-            let traced = trace::begin();
-            let Self { producers, dealing, arenas, control, meters, origin, .. } = self;
+            let Self { producers, dealing, arenas, control, meters, .. } = self;
             // A damaged word ends the wait, and is reported then.
             let mut allows = || match deal {
                 Deal::WaitForAny => {
@@ -221,19 +218,6 @@ impl Outlet {
             };
             let ready = || allows() || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
-            if let Some(began) = traced {
-                origin.waited(Kind::WaitForRoom, began, target);
-            }
-        }
-    }
-
-    /// Traces the item that was sent last. If the reader did not want it any more, that is the one before, which gets a
-    /// second record.
-    #[cold]
-    pub fn trace_sent(&self, began: u64, target: usize) {
-        let producer = &self.producers[target];
-        if let Some(number) = producer.account().items.checked_sub(1) {
-            self.origin.crossed(Kind::Sent, began, target, producer.stream().raw(), number);
         }
     }
 
@@ -291,6 +275,13 @@ impl Outlet {
         self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
+    }
+
+    /// Encodes the note that waits for the main process, if there is one, to be sent by `go_on`.
+    pub fn depart_note(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Some(noter) = &self.noter else { return Ok(()) };
+        let note = noter.call0(py)?;
+        if note.is_none(py) { Ok(()) } else { self.depart(0, kind::NOTE, note.bind(py), &[]) }
     }
 
     #[inline]

@@ -24,7 +24,6 @@ use super::waiting::{wait_among, wait_until};
 use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
-use crate::trace;
 
 /// Orders to the thread that reads, which looks at them in each wait.
 pub struct Signs {
@@ -74,6 +73,8 @@ pub struct Reader {
     own: BellRef,
     /// Called with (peer, description) of a failure; raises.
     on_error: Py<PyAny>,
+    /// Called with (peer, note), if notes are wanted.
+    pub on_note: Option<Py<PyAny>>,
 }
 
 impl Reader {
@@ -90,6 +91,7 @@ impl Reader {
             looked_into: None,
             own,
             on_error,
+            on_note: None,
         }
     }
 
@@ -163,6 +165,12 @@ impl Reader {
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // it was to raise
             }
+            kind::NOTE => {
+                let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
+                if let Some(on_note) = &self.on_note {
+                    on_note.call1(py, (peer, note))?;
+                }
+            }
             unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
             _ => {} // an answer that nobody waits for any more
         }
@@ -174,7 +182,6 @@ impl Reader {
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
-        let traced = trace::begin();
         let unit = &self.peers.current.unit;
         let item = match decode(py, unit, may_lease) {
             Ok(item) => item,
@@ -183,10 +190,6 @@ impl Reader {
                 return Err(error);
             }
         };
-        if let Some(began) = traced {
-            let stream = self.peers.all()[peer].consumer.stream().raw();
-            self.meters.trace_received(began, peer, stream, self.progress.delivered(py, peer).items);
-        }
         self.collecting.advance();
         self.progress.deliver(py, peer, unit.digest);
         self.peers.delivered(peer, may_lease);
@@ -291,12 +294,8 @@ impl Reader {
 
     /// Waits until there is something to deliver, or does what is to be done instead.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
-        let traced = trace::begin();
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
-        if let (Some(began), Some(peer)) = (traced, turn) {
-            self.meters.trace_wait(began, peer);
-        }
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
@@ -434,19 +433,26 @@ impl Reader {
         self.peers.traverse(visit)?;
         self.clock.traverse(visit)?;
         visit.call(&self.on_error)?;
+        visit.call(&self.on_note)?;
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
     /// Breaks the circles of references that may go through the reader.
     pub fn clear(&mut self) -> Callbacks {
         let (on_exit, replacing) = self.watch.clear();
-        (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take())
+        (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
     }
 }
 
 /// Callbacks that were taken from a reader, to be dropped once nobody holds that: a drop may run anything.
-pub type Callbacks =
-    (Option<Py<PyAny>>, Option<Replacing>, Option<Py<PyAny>>, [Option<Py<PyAny>>; 2], Option<Interrupt>);
+pub type Callbacks = (
+    Option<Py<PyAny>>,
+    Option<Replacing>,
+    Option<Py<PyAny>>,
+    [Option<Py<PyAny>>; 2],
+    Option<Interrupt>,
+    Option<Py<PyAny>>,
+);
 
 /// Ends a wait; nobody sees it.
 fn a_process_has_died() -> PyErr {

@@ -87,7 +87,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Makes a snapshot, and sends it if there is room.
+    /// Makes a snapshot, and sends it if there is room. A note departs behind it, for `go_on` to send.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -106,10 +106,11 @@ impl Outlet {
                 }
             }
         }
+        let noted = self.depart_note(py);
         if let Some((_, cadence)) = &mut self.taker {
             cadence.made(began);
         }
-        Ok(())
+        noted
     }
 
     /// Counts an item that the reader has already; checks the last one of them.

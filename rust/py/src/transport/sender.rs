@@ -28,7 +28,6 @@ use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
 use crate::seconds::duration;
-use crate::trace::{self, Origin};
 
 /// When a wait of so many seconds ends; None: never.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
@@ -94,7 +93,6 @@ impl Sender {
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
-        outlet.origin = Origin { loader: board.get().0.made().1, pages: peers };
         outlet.meters = flows.iter().map(WaitRef::of).collect();
         let own = board.get().page(page)?;
         (outlet.idle, outlet.page) = (Some(own.idle()), Some(own));
@@ -159,6 +157,13 @@ impl Sender {
         Ok(())
     }
 
+    /// Makes the pump call `noter` with each snapshot that is due and at the end of the items. It returns None, or an
+    /// object that the other side of the first link passes to its `on_note`; it must not send.
+    fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
+        self.outlet()?.noter = Some(noter);
+        Ok(())
+    }
+
     /// Passes the snapshots on that come with what `collector` receives.
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
         self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
@@ -211,7 +216,6 @@ impl Sender {
                 break;
             };
             outlet.owner.check()?; // a process that the user's function has forked returns here, too
-            let traced = trace::begin();
             outlet.made(deal);
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
@@ -224,13 +228,16 @@ impl Sender {
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
-            if let (Some(began), Deal::To(target)) = (traced, deal) {
-                outlet.trace_sent(began, target);
-            }
             outlet.snapshot_if_due(py)?;
+            if outlet.go_on(py)? == Sent::Interrupted {
+                return Ok(false);
+            }
         }
         outlet.check_all_came_again()?;
-        outlet.ending = true;
+        if !outlet.ending {
+            outlet.ending = true;
+            outlet.depart_note(py)?;
+        }
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
@@ -366,12 +373,13 @@ impl Sender {
     /// Looks at nothing while a thread sends: its reference shows that this is no garbage.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
-        visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))
+        visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
+        visit.call(&outlet.noter)
     }
 
     fn __clear__(&self) {
-        let taker = self.outlet.try_lock().ok().and_then(|mut outlet| outlet.taker.take());
-        drop(taker); // outside the lock: whatever that runs may come back here
+        let taken = self.outlet.try_lock().ok().map(|mut outlet| (outlet.taker.take(), outlet.noter.take()));
+        drop(taken); // outside the lock: whatever that runs may come back here
     }
 
     /// (bytes in use, peak, blocks) of each link's arena.

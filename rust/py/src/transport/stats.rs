@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, Role, Value};
@@ -196,15 +196,17 @@ impl PyStatsBoard {
 
     /// When others took the workers' place last, in nanoseconds, and main's counts then; None if nobody did.
     fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyAny>)>> {
-        let change = self.0.read_change().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        change.map(|(at, page)| Ok((at, plain(py, &page)?))).transpose()
+        self.0.read_change().map(|(at, page)| Ok((at, plain(py, &page)?))).transpose()
     }
 
-    /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Raises ValueError if a page cannot
-    /// be that of a process.
+    /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Damaged pages are left out.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let pages = self.0.read().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        plain(py, &Value::List(pages))
+        plain(py, &Value::List(self.0.read()))
+    }
+
+    /// Says which page cannot be that of a process, and why; None if there is none.
+    fn damage(&self) -> Option<String> {
+        self.0.damage().map(|damage| damage.to_string())
     }
 }
 

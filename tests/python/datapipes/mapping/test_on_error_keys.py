@@ -13,7 +13,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import ArrowParts
 from torchdata.images import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
@@ -117,6 +119,35 @@ def test_tables_and_records_are_named(tmp_path):
     record.write_bytes(bytes([5, 0, 0, 0, 0, 0, 0, 0]) + b"abcdefgh")
     records = IterableWrapper([str(record)]).open_files("b").load_from_tfrecord()
     assert [line["key"] for line in lines_of(records, tmp_path / "records")] == [str(record)]
+
+
+def half(row: dict[str, Any]) -> float:
+    return row["n"] / row["of"]
+
+
+def test_a_row_of_a_table_is_named_by_its_scalar_columns_without_private_ones(tmp_path):
+    rows = [{"id": n, "n": n, "of": n % 2, "name": "x" * 200, "password": "s3cret", "image": IMAGE} for n in range(3)]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    lines = lines_of(ArrowParts(str(path)).to_iter_datapipe().read_arrow().map(half), tmp_path / "log")
+    assert [line["key"].partition(", name=")[0] for line in lines] == ["id=0, n=0, of=0", "id=2, n=2, of=0"]
+    assert "s3cret" not in str(lines)
+    assert all(len(line["key"]) < 130 for line in lines)
+
+
+def test_the_log_names_the_worker_and_a_set_of_its_keys_lists_each_broken_sample_once(tmp_path):
+    rows = IterableWrapper([{"n": n, "of": n % 4} for n in range(12)]).sharding_filter()
+    pipe = rows.map(half).on_error("skip", log=tmp_path / "log")
+    with DataLoader2(pipe, num_workers=2) as loader:
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="has skipped 3 items"):
+                list(loader)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["worker"] for line in lines] == [0] * 6
+    assert sorted({line["key"] for line in lines}) == ["n=0, of=0", "n=4, of=0", "n=8, of=0"]
+    with pytest.warns(RuntimeWarning, match="has skipped 3 items"):
+        list(pipe)
+    assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["worker"] is None
 
 
 def test_what_cannot_be_written_is_named_and_a_password_is_not(tmp_path):

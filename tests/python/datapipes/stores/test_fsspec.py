@@ -17,6 +17,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from process_checks import loader
 from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
+from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import (
     FSSpecFileLister,
     FSSpecFileOpener,
@@ -374,3 +375,30 @@ def test_without_fsspec_the_constructor_names_the_extra(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[fsspec\]"):
         make(IterableWrapper([]))
+
+
+@pytest.mark.parametrize(("error", "attempts"), [(ConnectionResetError, 3), (TimeoutError, 3), (PermissionError, 1)])
+def test_opening_is_tried_again_after_an_error_that_may_pass(monkeypatch, error, attempts):
+    fs, calls = fsspec.filesystem("memory"), []
+    fs.pipe("/again", b"content")
+    right = type(fs).open
+
+    def faulty(self, path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) < 3:
+            raise error("faulty")
+        return right(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(type(fs), "open", faulty)
+    monkeypatch.setattr("torchdata.datapipes._pipe.retrying.PAUSE", 0.001)
+    with DataLoader2(FSSpecFileOpener(["memory://again"], mode="rb").map(lambda pair: pair[1].read())) as loader:
+        if attempts == 1:
+            with pytest.raises(PermissionError, match="faulty"):
+                list(loader)
+        else:
+            with pytest.warns(
+                UserWarning, match="FSSpecFileOpener: opening 'memory://again' failed, and is tried again"
+            ):
+                assert list(loader) == [b"content"]
+        assert sum(pipe.retries for pipe in loader.stats().pipes) == attempts - 1
+    assert len(calls) == attempts

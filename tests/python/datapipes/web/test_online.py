@@ -94,7 +94,7 @@ def test_streams_outlive_the_iteration_that_opened_them(web):
 
 
 def test_connections_that_a_parent_opened_are_left_to_it(monkeypatch):
-    with _http.Connections() as connections:
+    with _http.Connections(_http.Retrying("HttpReader", 3)) as connections:
         first = connections.session().get_adapter("http://x")
         assert connections.session().get_adapter("http://x") is first
         monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -139,7 +139,7 @@ def test_a_host_that_refuses_is_a_connection_error(web):
 def test_a_connection_that_drops_is_an_error_and_not_the_end(web, chunked):
     before = open_files()
     url = web.url("a", b"x" * 100_000, drop=50_000, **chunked)
-    pipe = HttpReader([url])
+    pipe = HttpReader([url], max_retries=0)
     [(_, stream)] = pipe
     for _ in range(2):  # what follows the lost bytes is never taken for the file
         with pytest.raises(urllib3.exceptions.ProtocolError, match=r"HttpReader was reading 'http.*drop=50000"):
@@ -162,7 +162,7 @@ def test_a_server_that_never_answers_is_a_timeout(web, monkeypatch):
 
 
 def test_a_server_that_falls_silent_is_a_timeout(web):
-    [(_, stream)] = HttpReader([web.url("a", b"x" * 10, wait="never", after=4)], timeout=0.2)
+    [(_, stream)] = HttpReader([web.url("a", b"x" * 10, wait="never", after=4)], timeout=0.2, max_retries=0)
     assert stream.read(4) == b"xxxx"
     with pytest.raises(urllib3.exceptions.ReadTimeoutError, match=r"HttpReader was reading 'http.* from byte 4 on: "):
         stream.read()
@@ -285,7 +285,7 @@ def test_the_name_that_a_server_says_is_the_last_part_alone_and_never_a_path():
     class Response:
         headers: dict[str, str] = {}  # noqa: RUF012
 
-    client, response = _gdrive.DriveClient("GDriveReader", None, {}), Response()
+    client, response = _gdrive.DriveClient("GDriveReader", None, _http.Retrying("GDriveReader", 3), {}), Response()
     for told, name in {
         'attachment; filename="../../.ssh/authorized_keys"': "authorized_keys",
         'attachment; filename="/etc/passwd"': "passwd",
@@ -367,7 +367,9 @@ def test_two_workers_share_the_urls(web):
 )
 def test_a_failure_in_a_worker_arrives_with_its_type_and_url(web, query, error):
     urls = [web.url("a", b"x" * 100), web.url("a", **query), web.url("a")]
-    pipe = IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=0.5).map(content)
+    pipe = (
+        IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=0.5, max_retries=0).map(content)
+    )
     dl = loader(pipe)
     try:
         with pytest.raises(error) as failure:

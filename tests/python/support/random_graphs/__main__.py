@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from random_graphs.check import NotComparable, check_graph
 from random_graphs.check_loaders import check_loader
-from random_graphs.check_sizes import check_sizes
 from random_graphs.graphs import Graph
 from random_graphs.loaders import METHODS, Loader
 
@@ -20,7 +19,7 @@ from random_graphs.loaders import METHODS, Loader
 LONG = 60.0
 
 
-KINDS = ("graphs", "loaders", "sizes")
+KINDS = ("graphs", "loaders")
 
 
 class Checked:
@@ -60,8 +59,6 @@ class Checked:
         options = self.options
         if self.kind == "graphs":
             return check_graph(Graph(number), options.most, away=options.away / 10)
-        if self.kind == "sizes":
-            return check_sizes(Graph(number), options.most // 4)
         methods = {name: METHODS[name] for name in options.start_methods.split(",")}
         return check_loader(Loader(number), options.most // 2, methods, options.away)
 
@@ -81,7 +78,7 @@ def main() -> int:
         "--kind",
         choices=[*KINDS, "all"],
         default="all",
-        help="by themselves, in loaders, in loaders whose batches change their size",
+        help="by themselves, or in loaders",
     )
     parser.add_argument("--most", type=int, default=12, help="ways through each graph; half as many through a loader")
     parser.add_argument("--start-methods", default="fork,forkserver,spawn", help="of workers")

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from itertools import islice
 
-from random_loaders import graphs, sizes
+from random_loaders import graphs
 from random_loaders.items import Fail, Inflate, Keep, Outputs, Provoked, Work
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -151,8 +151,6 @@ class Plan:
     timer: float
     #: How the loader ends: "shutdown", "midway" (in the middle of an epoch), or "dropped" there.
     ending: str
-    #: Loaders of another graph, whose batches change their size.
-    chain: sizes.Chain | None = None
 
     def describe(self):
         parts = [f"plan {self.seed}: {self.setup.describe()}"]
@@ -162,8 +160,6 @@ class Plan:
             parts.append(f"a timer signal every {self.timer * 1000:.1f} ms")
         if self.ending != "shutdown":
             parts.append(f"in the end the loader is {self.ending.replace('midway', 'shut down midway')}")
-        if self.chain is not None:
-            parts.append(self.chain.describe())
         default = vars(Action())
         for number, action in enumerate(self.actions):
             said = {name: value for name, value in vars(action).items() if value != default[name]}
@@ -193,24 +189,7 @@ def make_plan(seed, methods=METHODS):
         actions += [Action()] * rng.randrange(2)
     timer = rng.uniform(0.001, 0.02) if rng.random() < 0.2 else 0.0
     ending = rng.choice(["shutdown", "shutdown", "midway", "dropped"])
-    return Plan(seed, setup, other, actions, timer, ending, _chain(random.Random(f"sizes {seed}"), method))
-
-
-def _chain(rng, method):
-    """Loaders whose batches change their size, if there are to be any."""
-    if rng.random() >= 0.4:
-        return None
-    while True:
-        draft = _Draft(rng, 1, True, True)
-        graph = draft.grow(draft.source(), rng.randint(0, 4), "worker").node
-        setup = Setup(graph, None, method, 1, {}, True)
-        if draft.shuffled or draft.fails:
-            continue
-        try:
-            setup.expected()
-        except TooMuch:
-            continue
-        return sizes.Chain(graph, method, sizes.draw_links(rng))
+    return Plan(seed, setup, other, actions, timer, ending)
 
 
 def _action(rng, setup, other, length):

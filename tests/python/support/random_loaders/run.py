@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from leftovers import children, descriptors, shared_mappings
 from random_loaders import epochs
 from random_loaders.plans import METHODS, make_plan
-from random_loaders.sizes import run_chain
 
 
 def say(line):
@@ -36,8 +35,6 @@ def run(plan, folder):
         first.finish(plan.ending)
         if other is not None:
             other.finish("shutdown")
-        if plan.chain is not None:
-            run_chain(plan.chain, say)
 
 
 @contextmanager

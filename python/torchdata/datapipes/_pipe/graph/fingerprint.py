@@ -21,7 +21,7 @@ from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "resized", "short_name"]
+__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
 #: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
 Fingerprint = list[dict[str, Any]]
@@ -29,7 +29,7 @@ Fingerprint = list[dict[str, Any]]
 #: Longest text of a parameter.
 _LONGEST = 200
 
-#: The class and the argument of which another number is no other pipeline: see `resized`.
+#: The class and the argument that may change between two epochs, as settings of adapters may.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
 #: Arguments that a loader sets anew, or that change nothing of what is yielded.
@@ -55,15 +55,14 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     ]
 
 
-def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
+def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
     """Where the pipeline of a state and another one differ first, in words; empty if in nothing that both tell.
-
-    Batches of another size are no difference: see `resized`.
 
     Args:
         saved: what stands in the state.
         found: the other.
         here: how messages call whose that is.
+        between_epochs: whether parameters that may change between two epochs are left out.
     """
     if saved == found:
         return ""
@@ -78,27 +77,25 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
             return f"{where}, {short_name(mine)}, reads other pipes"
         for name, words in mine["parameters"].items():
             was = other["parameters"].get(name, words)
-            if was != words and not _is_size(mine, name):
+            if was != words and not (between_epochs and _may_change(mine, name)):
                 return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
     return ""
 
 
-def resized(saved: Fingerprint, found: Fingerprint) -> dict[int, tuple[int, int]]:
-    """The batchers whose batches have another size now, by their places among the pipes: the old size and the new one.
-
-    Such a state is gone on with if the order of items before the batcher is known; whoever loads it sees to that.
-    """
-    sizes = {}
-    for place, (other, mine) in enumerate(zip(saved, found, strict=False)):
-        if _is_size(mine, _SIZE) and _is_size(other, _SIZE):
-            words = other["parameters"].get(_SIZE, ""), mine["parameters"].get(_SIZE, "")
-            if words[0] != words[1] and all(word.isdecimal() and int(word) for word in words):
-                sizes[place] = int(words[0]), int(words[1])
-    return sizes
+def _may_change(entry: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter may change between two epochs: a setting, whose name holds a dot, or the size of batches."""
+    return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
-def _is_size(entry: Mapping[str, Any], name: str) -> bool:
-    return entry["class"] == _BATCHER and name == _SIZE
+def require_arguments(datapipe: Any) -> None:
+    """Raises ValueError if a shipped pipe of a graph lacks an argument, because another release has pickled it."""
+    for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
+        kind = type(pipe)
+        if kind.__module__.partition(".")[0] != "torchdata":
+            continue
+        for name, attributes in _arguments_of(kind):
+            if name != "self" and vars(pipe).keys().isdisjoint(attributes):
+                raise ValueError(f"{kind.__name__} lacks its argument {name!r}")
 
 
 def check_fingerprint(found: Any) -> None:
@@ -133,12 +130,13 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
         # Arguments that change the speed, and not the items, may differ when a state is loaded. A class lists them in
         # `tuning`.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
-        found = _arguments[kind] = [(name, (name, f"_{name}")) for name in names if name not in tuning]
+        found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
+        _arguments[kind] = found
     return found
 
 
 def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
-    """The attributes that stand for arguments of the constructor, in words."""
+    """The attributes that stand for arguments of the constructor and for settings, in words."""
     kind, attributes = type(pipe), vars(pipe)
     own = kind.__module__.partition(".")[0] == "torchdata"
     iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
@@ -148,6 +146,8 @@ def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
         if _holds_pipes(value) or name in iterating or (begun and not own and not inspect.isroutine(value)):
             continue
         found[name] = _without_secrets(name, value)[:_LONGEST]
+    for name, attribute in getattr(kind, "set_by_adapters", {}).items():
+        found[name] = _words(getattr(pipe, attribute))
     return found
 
 

@@ -45,6 +45,7 @@ class PipeHooks:
 
         A pipe that says so can stand behind a `sharding_filter` when the items are shared out anew, among another
         number of workers or ranks. It says so of its own `__iter__`, and not of that of a subclass which overrides it.
+        A pipe may read more items than those when it reads ahead, if its state holds them.
 
         Returns:
             None if it is no such number, or differs from item to item.
@@ -76,6 +77,10 @@ class PipeHooks:
 
     #: Whether its `__iter__`, called once more behind an exception that is skipped, goes on from what its class lists.
     _renews: ClassVar[bool] = True
+
+    def _number_of_shares(self) -> int:
+        """How many shares of a source its items come from: the number of workers, if it stands for them."""
+        return 1
 
     # -- threads -----------------------------------------------------------------------------------
 

@@ -140,10 +140,10 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
     try:
         return pickle.dumps(values, protocol=5)
     except Exception:
-        import cloudpickle  # lambdas, local classes
+        from torchdata._by_value import dumps  # lambdas, local classes
 
         try:
-            pickled: bytes = cloudpickle.dumps(values, protocol=5)
+            pickled = dumps(values)
         except Exception as error:
             culprit = next((name for name, value in values.items() if not _pickles(value)), None)
             raise TypeError(
@@ -154,10 +154,10 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _pickles(value: Any) -> bool:
-    import cloudpickle
+    from torchdata._by_value import dumps
 
     try:
-        cloudpickle.dumps(value, protocol=5)
+        dumps(value)
     except Exception:
         return False
     return True

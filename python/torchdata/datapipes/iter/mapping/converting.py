@@ -37,6 +37,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         [2, 1]
     """
 
+    data_attributes = frozenset({"indices"})
     iteration_state = ()
     seeks_by_count = True
 

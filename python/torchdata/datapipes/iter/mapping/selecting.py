@@ -74,6 +74,9 @@ class Filter(IterDataPipe[T_co]):
         predicate = on_columns(self.filter_fn, self.input_col)
         return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
 
+    def __len__(self) -> int:
+        raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")
+
 
 #: The message of torchdata 0.9 for a `header` without limit and length.
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."

@@ -10,7 +10,7 @@ import copy
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.checks import (
     check_iterable,
     check_source,
 )
-from torchdata.datapipes._pipe.datasets import is_generator_function
+from torchdata.datapipes._pipe.datasets import epoch_of, in_fixed_order, is_generator_function
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeking import can_pass_over, can_seek, is_read_by_index, iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.unloaded import Load, Step
@@ -106,11 +106,14 @@ class IterableWrapper(IterDataPipe[T_co]):
         ([3, 2, 1], [3, 2, 1])
     """
 
+    data_attributes = frozenset({"iterable"})
     iteration_state = ()
     seeks_by_count = True
     #: Whether an iterator was read in an earlier iteration, and whether it was said that one has nothing.
     _was_read = False
     _is_told = False
+    #: The epoch of the iterable that the current iteration reads, if it has `set_epoch`.
+    _epoch: int | None = None
 
     def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
         if inspect.isroutine(iterable) or is_generator_function(iterable):
@@ -155,6 +158,10 @@ class IterableWrapper(IterDataPipe[T_co]):
     def _source(self) -> Any:
         """The iterable that this iteration reads."""
         source = self.iterable
+        self._epoch = epoch_of(source)
+        if isinstance(source, (set, frozenset)):
+            ordered = in_fixed_order(source)
+            source = source if ordered is None else ordered
         if is_generator_function(source):
             return source()
         if self.deepcopy:
@@ -170,16 +177,22 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place is the number of items yielded. Warns if another process has another order."""
-        if isinstance(self.iterable, (set, frozenset)) and any(
-            isinstance(member, (str, bytes)) for member in islice(self.iterable, 100)
-        ):
-            warn_outside(
-                f"IterableWrapper reads a {type(self.iterable).__name__} of strings, which has another order in "
-                "another process, so that what goes on from this state there yields other items; give it sorted(...)",
-                UserWarning,
+        """The epoch of the iterable, if it has `set_epoch`. The place is the number of items yielded.
+
+        Raises:
+            TypeError: it is a set whose order is another one in each process.
+        """
+        if isinstance(self.iterable, (set, frozenset)) and in_fixed_order(self.iterable) is None:
+            raise TypeError(
+                f"IterableWrapper reads a {type(self.iterable).__name__} whose members have no order that is the same "
+                "in each process, so its state would go on with other items elsewhere; give it a list"
             )
-        return {}
+        return {} if self._epoch is None else {"epoch": self._epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the iterable read the epoch in which the state was saved, if it has `set_epoch`."""
+        if epoch_of(self.iterable) is not None and "epoch" in state_dict:
+            self.iterable.set_epoch(state_dict["epoch"])
 
     def _can_seek(self) -> bool:
         return can_seek(self.iterable)

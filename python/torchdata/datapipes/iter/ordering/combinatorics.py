@@ -207,8 +207,10 @@ class Sampler(IterDataPipe[Any]):
         sampler_args: tuple[Any, ...] | None = None,
         sampler_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if not isinstance(datapipe, Sized):
-            raise AssertionError(f"Sampler: the source must have a length (`__len__`), but {datapipe!r} has none")
+        try:
+            len(datapipe)
+        except TypeError as error:
+            raise AssertionError(f"Sampler: the source must have a length: {error}") from error
         check_callable("Sampler", "sampler", sampler)
         self.datapipe = datapipe
         self.sampler_args = () if sampler_args is None else tuple(sampler_args)

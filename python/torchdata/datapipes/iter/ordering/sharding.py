@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division, given_from
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -40,10 +40,11 @@ class SHARDING_PRIORITIES(IntEnum):
 class ShardingFilter(IterDataPipe[T_co]):
     """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
 
-    The source is read whole in every process, but items that are read by index are loaded only by the one whose share
-    they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
-    `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
-    of `map` are then called for the own share alone.
+    The source is read whole in every process, in an order that must be the same in all of them; a loader compares the
+    orders of its workers, and raises an error if they differ. But items that are read by index are loaded only by the
+    one whose share they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set
+    without `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The
+    functions of `map` are then called for the own share alone.
 
     Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
     range, list, tuple or array, or behind a map pipe that is read by index.
@@ -64,13 +65,17 @@ class ShardingFilter(IterDataPipe[T_co]):
         [1, 3]
     """
 
+    #: What the adapter `ShardingPolicy` sets.
+    set_by_adapters: ClassVar[dict[str, str]] = {
+        "ShardingPolicy.block": "_block",
+        "ShardingPolicy.enable": "_sharding_enabled",
+    }
+
     _taken: int = state(0)  # items of the source that were taken when the current iterator was made
     _yielded_before: int = state(0, saved=False)  # items that were passed on by then
     # The part that was given before items were shared anew, in blocks: all before the first one, and those beyond it.
     _first: int = state(0)
     _beyond: Sequence[int] = state(())
-    _dealt_in: int = state(1)  # items of a block, when the state was saved
-    _offset: int = state(0)  # the items before the first block: they were given in blocks of another size
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -183,9 +188,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         """The own share of what an iterator yields."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        if self._taken < self._offset:
-            source = islice(source, self._offset - self._taken, None)
-        return self._running.share_of(source, max(self._taken - self._offset, 0))
+        witness = witnessing.current
+        if witness is None or not self._divides_among_workers() or not isinstance(self.source_datapipe, IterDataPipe):
+            return self._running.share_of(source, self._taken)
+        token = token_of(self.source_datapipe)
+        watch = witness.watch(self, self._taken)
+        return self._running.share_of(source, self._taken, watch, lambda: token.finished)
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
@@ -202,12 +210,10 @@ class ShardingFilter(IterDataPipe[T_co]):
         """
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
-            taken = self._offset + self._running.after(max(taken - self._offset, 0), passed_on)
-        state: dict[str, Any] = {"taken": taken} if self._block == 1 else {"taken": taken, "dealt_in": self._block}
-        if not self._first and not self._beyond and not self._offset:
-            return state
-        state |= {"first": self._first, "beyond": list(self._beyond)}
-        return {**state, "offset": self._offset} if self._offset else state
+            taken = self._running.after(taken, passed_on)
+        if not self._first and not self._beyond:
+            return {"taken": taken}
+        return {"taken": taken, "first": self._first, "beyond": list(self._beyond)}
 
 
 def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:

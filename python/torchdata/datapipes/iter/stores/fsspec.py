@@ -14,7 +14,10 @@ from typing import Any
 
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.retrying import retried
+from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.stores.listing import ListsFolders, OpensFiles, check_options
 from torchdata.datapipes.iter.streams.atomic_files import appearing
@@ -98,14 +101,28 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 class _FSSpecRecipe:
     """The recipe of a file that fsspec opens: in the version that was opened first, as far as a file system tells."""
 
-    __slots__ = ("for_connection", "for_open", "mode", "pipe", "url", "version")
+    # For pickles of an earlier release.
+    max_retries = 0
+    count: Callable[[], object] | None = None
 
     def __init__(
-        self, pipe: str, url: str, mode: str, for_open: dict[str, Any], for_connection: dict[str, Any]
+        self,
+        pipe: str,
+        url: str,
+        mode: str,
+        for_open: dict[str, Any],
+        for_connection: dict[str, Any],
+        max_retries: int,
+        count: Callable[[], object],
     ) -> None:
-        self.pipe, self.url, self.mode = pipe, url, mode
+        self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
+        #: Called before opening is tried again; None in a copy, whose pipe is another one.
+        self.count = count
         self.version: dict[str, str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "count": None}
 
     def open(self) -> Any:
         """Opens the file.
@@ -114,7 +131,11 @@ class _FSSpecRecipe:
             RuntimeError: it has changed since it was opened first.
         """
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
-        file = fs.open(path, self.mode, **self.for_open)
+
+        def opened() -> Any:
+            return fs.open(path, self.mode, **self.for_open)
+
+        file = retried(opened, self.max_retries, f"{self.pipe}: opening {shown(self.url)}", self.count)
         try:
             if self.mode[0] == "r":
                 self._check_version(getattr(file, "details", None))
@@ -153,6 +174,8 @@ class FSSpecFileOpener(OpensFiles):
         source_datapipe: yields URLs or local paths.
         mode: as of `open`.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
+        max_retries: how often opening a file is tried again, after a warning and a pause, if it raises an OSError that
+            may pass, as a broken connection or silence may. Reading is left to the file system.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -172,16 +195,19 @@ class FSSpecFileOpener(OpensFiles):
         mode: str = "r",
         *,
         kwargs_for_open: Mapping[str, Any] | None = None,
+        max_retries: int = 3,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         require("fsspec", extra="fsspec", needed_by=name)
+        self.max_retries = check_int(name, "max_retries", max_retries, least=0)
         super().__init__(source_datapipe, mode)
         self.kwargs_for_open = check_options(name, "kwargs_for_open", kwargs_for_open)
         self.kwargs_for_connection = kwargs
 
     def _recipe(self, name: str) -> Any:
-        return _FSSpecRecipe(type(self).__name__, name, self.mode, self.kwargs_for_open, self.kwargs_for_connection)
+        options, count = (self.kwargs_for_open, self.kwargs_for_connection), token_of(self).count_retry
+        return _FSSpecRecipe(type(self).__name__, name, self.mode, *options, self.max_retries, count)
 
 
 @functional_datapipe("save_by_fsspec")

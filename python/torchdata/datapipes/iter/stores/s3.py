@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_masks, check_options, matches
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
-from torchdata.datapipes.iter.stores.s3_client import S3Settings, explaining_s3, is_path, split_url
+from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Settings, explaining_s3, is_path, split_url
 from torchdata.datapipes.iter.stores.s3_keys import RefusedError, list_keys
 from torchdata.datapipes.iter.stores.s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -28,7 +28,12 @@ _KEYS_PER_PAGE = 1000
 
 
 def _settings(
-    pipe: object, request_timeout_ms: Any, region: Any, endpoint_url: Any, config: Mapping[str, Any] | None
+    pipe: object,
+    request_timeout_ms: Any,
+    region: Any,
+    endpoint_url: Any,
+    config: Mapping[str, Any] | None,
+    max_retries: Any,
 ) -> S3Settings:
     """Checks the arguments that both pipes take."""
     name = type(pipe).__name__
@@ -39,7 +44,8 @@ def _settings(
     region, endpoint = check_name(name, "region", region), check_name(name, "endpoint_url", endpoint_url)
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"{name}: endpoint_url must begin with http:// or https://, but got {shown(endpoint)}")
-    return S3Settings(name, timeout, region, endpoint, check_options(name, "config", config))
+    retries = check_int(name, "max_retries", max_retries, least=0)
+    return S3Settings(name, timeout, region, endpoint, check_options(name, "config", config), retries)
 
 
 @functional_datapipe("list_files_by_s3")
@@ -60,13 +66,13 @@ class S3FileLister(GivenLength, ListsRoots):
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
         length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
-        request_timeout_ms: milliseconds without an answer after which a request has failed; it is sent up to three
-            times more. -1: 3,000 ms.
+        request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
         region: the region of the buckets; empty: from the environment.
         masks: shell patterns (`*.tar`), one or a list, that the whole URL is to match; empty: all.
         endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's (MinIO, Ceph, R2); empty:
             from the environment.
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
+        max_retries: how often a request is sent again after a fault that may pass.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
@@ -92,11 +98,12 @@ class S3FileLister(GivenLength, ListsRoots):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = DEFAULT_RETRIES,
     ) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
         self._set_length(length)
         self.masks = check_masks(type(self).__name__, masks)
-        self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config)
+        self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
 
     def _source(self) -> Any:
         return self.source_datapipe
@@ -196,8 +203,7 @@ class S3FileLoader(LoadsObjects):
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`.
-        request_timeout_ms: milliseconds without an answer after which a request has failed; it is sent up to three
-            times more. -1: 3,000 ms.
+        request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
         region: the region of the buckets; empty: from the environment.
         buffer_size: bytes to ask for at once, at most; None: 16 MiB. The first request of an object and those behind
             a seek ask for less.
@@ -205,6 +211,7 @@ class S3FileLoader(LoadsObjects):
         endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's; empty: from the
             environment.
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
+        max_retries: how often a request is sent again after a fault that may pass.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
@@ -229,13 +236,14 @@ class S3FileLoader(LoadsObjects):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
+        max_retries: int = DEFAULT_RETRIES,
     ) -> None:
         super().__init__(source_datapipe)
         if buffer_size is not None:
             buffer_size = check_int(type(self).__name__, "buffer_size", buffer_size, least=1)
         self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
         self.multi_part_download = multi_part_download is None or bool(multi_part_download)
-        self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config)
+        self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
 
     def _recipe(self, url: Any) -> S3Recipe:
         split_url(type(self).__name__, url, needs_key=True)

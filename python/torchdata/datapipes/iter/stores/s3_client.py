@@ -36,8 +36,8 @@ __all__ = [
 
 #: The time that a request may take by default, in milliseconds.
 DEFAULT_TIMEOUT_MS = 3000
-#: How often a request is sent again after an error that may pass.
-RETRIES = 3
+#: How often a request is sent again by default, after an error that may pass.
+DEFAULT_RETRIES = 3
 #: The most that one request may take however steadily it goes, in seconds.
 LONGEST_REQUEST_S = 600
 #: Stores kept per process.
@@ -85,6 +85,7 @@ class S3Settings:
         region: the region; empty: from the environment.
         endpoint_url: the server; empty: from the environment, else Amazon's.
         config: further settings of obstore's `S3Store`.
+        max_retries: how often a request is sent again after an error that may pass.
     """
 
     pipe: str
@@ -92,6 +93,7 @@ class S3Settings:
     region: str = ""
     endpoint_url: str = ""
     config: dict[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
+    max_retries: int = DEFAULT_RETRIES
 
     @property
     def timeout_ms(self) -> int:
@@ -180,8 +182,8 @@ class S3Settings:
         if self.endpoint.startswith("http://"):
             client["allow_http"] = True  # type: ignore[assignment]
         retries = {
-            "max_retries": RETRIES,
-            "retry_timeout": (RETRIES + 1) * timeout,
+            "max_retries": self.max_retries,
+            "retry_timeout": (self.max_retries + 1) * timeout,
             "backoff": {
                 "init_backoff": timedelta(milliseconds=100),
                 "max_backoff": timedelta(seconds=1),
@@ -207,6 +209,7 @@ class _Process:
             bucket,
             target,
             settings.timeout_ms,
+            settings.max_retries,
             settings.region,
             settings.endpoint,
             repr(settings.config),
@@ -342,7 +345,7 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
         )
     if "timed out" in whole or "TimedOut" in whole:
         return S3TimeoutError(
-            f"{begin}: {server} did not answer within {settings.timeout_ms} ms, in {RETRIES + 1} attempts at most; "
-            "check the endpoint, or raise request_timeout_ms"
+            f"{begin}: {server} did not answer within {settings.timeout_ms} ms, in {settings.max_retries + 1} attempts "
+            "at most; check the endpoint, or raise request_timeout_ms"
         )
     return S3Error(f"{begin}: {reason}")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from urllib.parse import quote, unquote_plus, urlencode
 
-from torchdata.datapipes.iter.stores.s3_client import RETRIES, S3Settings
+from torchdata.datapipes.iter.stores.s3_client import S3Settings
 
 __all__ = ["RefusedError", "list_keys"]
 
@@ -67,7 +67,7 @@ def _ask(settings: S3Settings, bucket: str, query: str, root: str) -> bytes:
     from http.client import HTTPException
 
     error = OSError()
-    for attempt in range(RETRIES + 1):
+    for attempt in range(settings.max_retries + 1):
         if attempt:
             time.sleep(0.1 * 2 ** (attempt - 1))
         url = settings.sign(bucket, query, root)

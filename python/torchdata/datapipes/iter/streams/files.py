@@ -7,6 +7,7 @@ stream closes itself when its last reader drops it.
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -158,7 +159,11 @@ class FileLister(GivenLength, IterDataPipe[str]):
                     elif not entry.is_symlink():
                         subdirectories.append(entry.path)
         except OSError as error:
-            error.add_note(f"FileLister cannot list {shown(directory)}: check the root that it was given.")
+            advice = "check the root that it was given."
+            folder, _, pattern = directory.rpartition(os.sep)
+            if glob.has_magic(directory):
+                advice = f"a pattern belongs in masks: FileLister({folder or '.'!r}, masks={pattern!r})."
+            error.add_note(f"FileLister cannot list {shown(directory)}: {advice}")
             name_item(error, directory)
             raise
         if not self.non_deterministic:

@@ -5,10 +5,10 @@ ranks whether each of them has one, too; the items go on only if all have. The p
 ranks that it talks through.
 
 One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
-data or of the loop `_ENDED`, less means that rank r goes for good (`-(r + 1)`) or raised an exception (the number of
-ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to the first in
-which not all have an item, and in none after it. Items that a loader makes again, to go on from a state, are not
-voted on: each rank may have another number of them.
+data `_ENDED`, a loop that was left `_LEFT`, less means that rank r goes for good (`-(r + 1)`) or raised an exception
+(the number of ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to
+the first in which not all have an item, and in none after it. Items that a loader makes again, to go on from a state,
+are not voted on: each rank may have another number of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -24,14 +26,19 @@ from torchdata._ranks import (
     DEFAULT_TIMEOUT,
     PrefetchTimeoutError,
     RankGroup,
+    TorchRanks,
     check_group,
     check_timeout,
+    members_of,
     open_group,
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_source, no_length
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _PrefetchData
 
@@ -39,8 +46,11 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, and of one that has no more or left its loop for the next one.
-_HAS, _ENDED = 1, 0
+#: Votes of a rank that has an item, of one that has no more, and of one that left its loop for the next one.
+_HAS, _ENDED, _LEFT = 2, 1, 0
+
+#: Seconds for which the items are counted that a rank leaves out.
+_COUNTING = 2.0
 
 #: Seconds that a shutdown waits for the other ranks to hear of it.
 _PARTING = 5.0
@@ -68,6 +78,9 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The failure of the ranks, until the consumer is told.
         self.untold: BaseException | None = None
+        #: Whether what this rank has left at the end is counted; then the number, and whether that is all.
+        self.counts_rest = False
+        self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
         """Takes the next item of the source, if it is wanted; returns whether all ranks are known to have one."""
@@ -94,6 +107,16 @@ class _StepData(_PrefetchData):
             return False
         self.again -= 1
         return True
+
+    def count_rest(self, source: Iterator[Any]) -> None:
+        """Counts the items that are left when another rank has none, by reading them for some seconds at most."""
+        left, until = 1, time.monotonic() + _COUNTING
+        while not self.abandoned and time.monotonic() < until:
+            if next(source, _END) is _END:
+                self.rest = left, True
+                return
+            left += 1
+        self.rest = left, False
 
     def hand_over(self) -> None:
         """Moves the item that was read into the queue."""
@@ -122,7 +145,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         failure = data.failure
         # An abandoned iteration goes even if its source has ended: while workers are being ended, it says that it ends.
         goes = data.voted_on is _END and data.abandoned
-        vote = _HAS if repeats or data.voted_on is not _END else _ENDED
+        vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
             vote = -(group.rank + 1)
         elif failure is not None:
@@ -141,7 +164,11 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if failure is not None:
             queue.finish(data.slot, failure)
             return
-        if least == _ENDED or goes:
+        if least in (_ENDED, _LEFT) or goes:
+            if least == _ENDED and data.voted_on is not _END and data.counts_rest:
+                assert source is not None
+                with suppress(Exception):  # of items that nobody gets
+                    data.count_rest(source)
             queue.finish(data.slot)
             return
         if least != _HAS:
@@ -170,10 +197,11 @@ class _StepReader(Iterator[Any]):
     epoch shows by what becomes of the pipe.
     """
 
-    __slots__ = ("_data", "_hold", "_pop")
+    __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
-    def __init__(self, data: _StepData, hold: _Hold) -> None:
+    def __init__(self, data: _StepData, hold: _Hold, on_rest: Callable[[int, bool], None]) -> None:
         self._data = data
+        self._on_rest = on_rest
         self._hold: _Hold | None = hold
         self._pop: Callable[[], Any] = data.queue.pop
 
@@ -181,6 +209,9 @@ class _StepReader(Iterator[Any]):
         try:
             return self._pop()
         except StopIteration:
+            (left, is_all), self._data.rest = self._data.rest, (0, True)
+            if left:
+                self._on_rest(left, is_all)
             raise
         except Exception:
             self._data.untold = None
@@ -231,12 +262,14 @@ class FullSync(_PrefetchBase[T_co]):
     Args:
         datapipe: the pipe to read, which every rank has.
         timeout: seconds that one rank waits for the others at each item.
-        process_group: the ranks to keep in step with: an object with `rank`, `world_size` and
-            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through
-            connections of the pipe's own that are opened at the first iteration, on all ranks.
+        process_group: the ranks to keep in step with: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or
+            an object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None: all
+            ranks of `torch.distributed`. Those of torch talk through connections of the pipe's own that are opened at
+            the first iteration, on all these ranks.
 
     Raises:
-        ValueError: `timeout` is not positive or over three years.
+        ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
+            not belong to the process group.
         TypeError: `process_group` lacks one of its members.
         RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
             went in the middle of the epoch.
@@ -253,6 +286,8 @@ class FullSync(_PrefetchBase[T_co]):
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
+    #: Whether a warning has told of items that are left out.
+    _has_warned: bool = state(False, saved=False, lasts=True)
     #: The steps that the next iteration makes again, as `_StepData` takes them.
     _again: int = state(0, saved=False, lasts=True)
 
@@ -260,27 +295,27 @@ class FullSync(_PrefetchBase[T_co]):
         self,
         datapipe: Iterable[T_co],
         timeout: float = DEFAULT_TIMEOUT,
-        process_group: RankGroup | None = None,
+        process_group: RankGroup | TorchRanks | None = None,
     ) -> None:
         check_source("FullSync", datapipe)
         check_timeout(timeout, "FullSync")
-        if process_group is not None:
-            check_group(process_group, "FullSync", broadcasts=False)
         super().__init__(datapipe, buffer_size=1)
         self.timeout = timeout
-        self._given_group = process_group
+        self.set_process_group(process_group)
 
-    def set_process_group(self, process_group: RankGroup | None) -> None:
+    def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
         """Takes another group of ranks from the next iteration on."""
-        if process_group is not None:
-            check_group(process_group, "FullSync", broadcasts=False)
-        self._given_group = process_group
+        self._members = members_of(process_group, "FullSync")
+        given: Any = None if self._members is not None else process_group
+        if given is not None:
+            check_group(given, "FullSync", broadcasts=False)
+        self._given_group: RankGroup | None = given
 
     def _open_group(self) -> RankGroup:
         if self._given_group is not None:
             return self._given_group
         if self._group is None or self._group.broken:
-            self._group = open_group("gloo", self.timeout, "FullSync")
+            self._group = open_group("gloo", self.timeout, "FullSync", self._members)
         self._group.show_life()
         return self._group
 
@@ -302,8 +337,24 @@ class FullSync(_PrefetchBase[T_co]):
         self._data = data = _StepData(source, again)
         self._count_pass(data)
         self._hold = hold = _Hold(data)
+        data.counts_rest = not self._has_warned
         data.begin(functools.partial(_fill_in_step, group=group))
-        return _StepReader(data, hold)
+        return _StepReader(data, hold, self._warn_of_rest)
+
+    def _warn_of_rest(self, left: int, is_all: bool) -> None:
+        """Warns once of items that this rank leaves out, if they are more than an even division leaves."""
+        graph = Graph(self.source_datapipe)
+        shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
+        if left <= shares:
+            return
+        self._has_warned = True
+        warn_outside(
+            f"this rank has {left}{'' if is_all else ' or more'} items (batches, if the loader yields batches) left at "
+            "the end of the epoch, because another rank has none: they are left out, and so it may be in every epoch. "
+            "The ranks' shares are uneven: make the number of shards a multiple of the number of ranks times workers, "
+            "or put `.sharding_filter()` behind the pipe that makes items of shards",
+            UserWarning,
+        )
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
         return functools.partial(_fill_in_step, group=self._open_group())

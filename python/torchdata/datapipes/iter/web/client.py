@@ -1,4 +1,4 @@
-"""Asking for files over HTTP: time limits, connections, and errors that say which pipe met them.
+"""Asking for files over HTTP: time limits, retries, connections, and errors that say which pipe met them.
 
 Role: what HttpReader, GDriveReader and OnlineReader share, and the streams that they yield. Runs in the process that
 iterates the pipe or reads the stream. An iteration owns its `Connections`, which are kept alive from one URL to the
@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, redacted, shown
 from torchdata._reporting import name_item
+from torchdata.datapipes._pipe.checks import check_int
 
-__all__ = ["DEFAULT_TIMEOUT", "Client", "Connections"]
+__all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retrying"]
 
 #: Seconds to connect, and seconds of silence from a server, if the user set no limit.
 DEFAULT_TIMEOUT = (30.0, 120.0)
+#: How often a request is sent again after a fault that may pass.
+DEFAULT_RETRIES = 3
+#: Seconds before the second retry; they double with each further one. The first comes at once.
+BACKOFF = 1.0
+#: The most seconds that a server may ask to wait by `Retry-After`.
+LONGEST_WAIT = 60.0
+#: Answers after which a request is sent again.
+_TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
@@ -52,17 +61,66 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
     return connect, read
 
 
+class Retrying:
+    """How often a pipe sends a request again, and where that is counted. Pickles without the count.
+
+    Args:
+        pipe: the name of the pipe, for messages.
+        max_retries: how often, as the user gave it.
+
+    Raises:
+        TypeError: that is no integer.
+        ValueError: that is negative.
+    """
+
+    def __init__(self, pipe: str, max_retries: int) -> None:
+        self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
+        #: Called before each retry.
+        self.count: Callable[[], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"max_retries": self.max_retries, "count": None}
+
+    def policy(self) -> Any:
+        """A `urllib3.Retry` for one request, or for one break in the body of an answer."""
+        from urllib3 import Retry
+
+        retrying = self
+
+        class Counted(Retry):  # `new` makes others of this class
+            def increment(self, *args: Any, **kwargs: Any) -> Any:
+                more = super().increment(*args, **kwargs)
+                if retrying.count is not None:
+                    retrying.count()
+                return more
+
+            def get_retry_after(self, response: Any) -> float | None:
+                asked = super().get_retry_after(response)
+                return None if asked is None else min(asked, LONGEST_WAIT)
+
+        return Counted(
+            self.max_retries,
+            other=0,
+            status_forcelist=_TEMPORARY,
+            allowed_methods=("GET",),
+            raise_on_status=False,  # the last answer becomes an HTTPError
+            backoff_factor=BACKOFF / 2,  # of which the second retry waits twice as long
+        )
+
+
 class Connections:
     """Connections that are used again by the next request to the same server. A context manager that closes them.
 
     Not for pickles: every process, and every iteration, has its own.
+
+    Args:
+        retrying: how often a request is sent again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retrying: Retrying) -> None:
+        self._retrying = retrying
         self._adapter: Any = None
         self._process = 0
-        #: Whether a server has answered on them, so that an idle one may have been closed by its server since.
-        self.used = False
 
     def session(self) -> Any:
         """A session of `requests` with cookies of its own over these connections."""
@@ -79,7 +137,7 @@ class Connections:
         from requests.adapters import HTTPAdapter
 
         if self._process != os.getpid():  # closed, or forked since: then the connections are the parent's
-            self._adapter, self._process, self.used = HTTPAdapter(), os.getpid(), False
+            self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
 
@@ -90,7 +148,7 @@ class Connections:
                 for key in manager.pools.keys():  # noqa: SIM118  # it cannot be iterated over
                     manager.pools[key].close()  # or it would live, and keep connections, as long as a response
             self._adapter.close()
-        self._adapter, self._process, self.used = None, 0, False
+        self._adapter, self._process = None, 0
 
     def __enter__(self) -> Connections:
         return self
@@ -105,6 +163,7 @@ class Client:
     Args:
         pipe: the name of the pipe, for messages.
         timeout: as the user gave it.
+        retrying: how often a request is sent again.
         options: what is passed on to `requests.Session.get`.
 
     Raises:
@@ -112,7 +171,7 @@ class Client:
         TypeError: an option is none of `requests`.
     """
 
-    def __init__(self, pipe: str, timeout: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)
         known = set(inspect.signature(requests.Session.request).parameters)
         known -= {"self", "method", "url", "timeout", "stream"}
@@ -123,6 +182,7 @@ class Client:
             )
         self.pipe = pipe
         self.timeout = checked_timeout(pipe, timeout)
+        self.retrying = retrying
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
@@ -131,12 +191,12 @@ class Client:
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
         """The response with the content of `url`, its body unread."""
-        return self.get(connections, connections.session(), url, url, headers)
+        return self.get(connections.session(), url, url, headers)
 
-    def get(self, connections: Connections, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
+    def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
         """One successful response, its body unread. Messages speak of `named`, if that is not `url` itself."""
         import requests
-        from urllib3.exceptions import ProtocolError
+        from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 
         options = {"proxies": _get_proxies(), **self.options}
         options["headers"] = {**headers, **(self.options.get("headers") or {})}
@@ -144,13 +204,10 @@ class Client:
             try:
                 response = session.get(url, timeout=self.timeout, stream=True, **options)
             except requests.ConnectionError as error:
-                closed = bool(error.args) and isinstance(error.args[0], ProtocolError)
-                if not (closed and connections.used):
-                    raise
-                # The server may have closed the idle connection at the very moment when it was used again.
-                connections.close()
-                connections.mount(session)
-                response = session.get(url, timeout=self.timeout, stream=True, **options)
+                told = error.args[0] if error.args else None
+                if isinstance(told, MaxRetryError) and isinstance(told.reason, ReadTimeoutError):
+                    raise requests.ReadTimeout(told.reason, request=error.request) from None
+                raise
             try:
                 response.raise_for_status()
             except BaseException:
@@ -160,7 +217,6 @@ class Client:
             self.explain(error, f"cannot open {shown(named)}")
             name_item(error, named)
             raise
-        connections.used = True
         return response
 
     def explain(self, error: Exception, what: str) -> None:
@@ -173,7 +229,10 @@ class Client:
         message = f"{self.pipe} {what}: {redacted(str(said))}"
         if isinstance(error, (Timeout, ReadTimeoutError)):
             connect, read = self.timeout
-            message += f" (timeout is {connect} s to connect and {read} s of silence; raise it for a slow server)"
+            message += (
+                f" (timeout is {connect} s to connect and {read} s of silence, in {1 + self.retrying.max_retries} "
+                "attempts; raise it for a slow server)"
+            )
         if isinstance(error, (RequestException, HTTPError)):
             error.args = (message,)  # not by a note: some loggers, and warnings, show the message alone
         else:

@@ -81,7 +81,7 @@ class DriveClient(Client):
         session = connections.session()  # one for both requests: the cookies belong together
         asked = download_url(url if isinstance(url, str) else url.decode())
         for _ in range(2):
-            response = self.get(connections, session, asked, url, headers)
+            response = self.get(session, asked, url, headers)
             if "content-disposition" in response.headers:
                 return response
             try:

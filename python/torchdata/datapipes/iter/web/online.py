@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.web.client import Client, Connections
+from torchdata.datapipes.iter.web.client import DEFAULT_RETRIES, Client, Connections, Retrying
 from torchdata.datapipes.iter.web.gdrive import HOSTS, DriveClient
 from torchdata.datapipes.iter.web.stream import open_url
 from torchdata.datapipes.utils._streams import StreamWrapper
@@ -29,7 +30,12 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
     one_to_one = True
 
     def __init__(
-        self, source_datapipe: Iterable[str], timeout: Any, skip_on_error: bool, options: dict[str, Any]
+        self,
+        source_datapipe: Iterable[str],
+        timeout: Any,
+        skip_on_error: bool,
+        max_retries: int,
+        options: dict[str, Any],
     ) -> None:
         name = type(self).__name__
         if isinstance(source_datapipe, (str, bytes)):
@@ -40,7 +46,8 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
         self.timeout = timeout
         self.skip_on_error = skip_on_error
         self.query_params = options
-        self._http = Client(name, timeout, options)
+        self._retrying = Retrying(name, max_retries)
+        self._http = Client(name, timeout, self._retrying, options)
 
     def _client(self, url: Any) -> Client:
         return self._http
@@ -54,7 +61,8 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
-        with Connections() as connections:
+        self._retrying.count = token_of(self).count_retry
+        with Connections(self._retrying) as connections:
             for url in urls:
                 try:
                     yield open_url(self._client(url), url, connections)  # no variable keeps the stream open
@@ -82,16 +90,21 @@ class HttpReader(_UrlReader):
             120 s; `float("inf")`: for ever.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning. Errors while a stream is read
             are raised in any case.
+        max_retries: how often a request is sent again after a fault that may pass: no connection, a connection that
+            breaks, silence, or one of the answers 408, 429, 500, 502, 503 and 504. The waits between grow, or are
+            what the server asks for (`Retry-After`, a minute at most). If a body breaks, the rest of the file alone is
+            asked for if the server can, and each byte that comes allows as many retries again. `DataLoader2.stats()`
+            counts them.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
     Raises:
         ModuleNotFoundError: `requests` is not installed.
         TypeError: an option is unknown to `requests`, or `timeout` is no number.
-        ValueError: `timeout` is not positive; while iterating, an item is no HTTP URL.
+        ValueError: `timeout` is not positive, or `max_retries` negative; while iterating, an item is no HTTP URL.
         requests.RequestException: while iterating, a server cannot be reached, is silent, or answers by an error.
         urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or falls silent.
-        RuntimeError: while reading a stream of a loaded state, the file has changed.
+        RuntimeError: while reading a stream of a loaded state, or after a break, the file has changed.
 
     Example:
         >>> from torchdata.datapipes.iter import HttpReader, IterableWrapper
@@ -106,9 +119,11 @@ class HttpReader(_UrlReader):
         source_datapipe: Iterable[str],
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        *,
+        max_retries: int = DEFAULT_RETRIES,
         **kwargs: Any,
     ) -> None:
-        super().__init__(source_datapipe, timeout, skip_on_error, kwargs)
+        super().__init__(source_datapipe, timeout, skip_on_error, max_retries, kwargs)
 
 
 class _DriveReader(_UrlReader):
@@ -120,10 +135,11 @@ class _DriveReader(_UrlReader):
         *,
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
+        max_retries: int = DEFAULT_RETRIES,
         **kwargs: Any,
     ) -> None:
-        super().__init__(source_datapipe, timeout, skip_on_error, kwargs)
-        self._drive = DriveClient(type(self).__name__, timeout, kwargs)
+        super().__init__(source_datapipe, timeout, skip_on_error, max_retries, kwargs)
+        self._drive = DriveClient(type(self).__name__, timeout, self._retrying, kwargs)
 
 
 @functional_datapipe("read_from_gdrive")
@@ -138,6 +154,7 @@ class GDriveReader(_DriveReader):
         source_datapipe: yields links.
         timeout: as that of `HttpReader`.
         skip_on_error: whether links that cannot be opened are skipped with a warning.
+        max_retries: as that of `HttpReader`.
         **kwargs: options of `requests.get`.
 
     Raises:
@@ -163,6 +180,7 @@ class OnlineReader(_DriveReader):
         source_datapipe: yields URLs.
         timeout: as that of `HttpReader`.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning.
+        max_retries: as that of `HttpReader`.
         **kwargs: options of `requests.get`.
 
     Raises:

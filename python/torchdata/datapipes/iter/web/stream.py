@@ -99,6 +99,8 @@ class HttpRecipe:
     def ask(self, offset: int) -> tuple[Any, int]:
         """A response with the file's content from `offset` on, and how many bytes too early it begins.
 
+        None in place of a response if the file ends there.
+
         Raises:
             requests.RequestException: the file cannot be had.
             RuntimeError: the file has changed, or the server sends another part of it.
@@ -109,8 +111,11 @@ class HttpRecipe:
             headers["Range"] = f"bytes={offset}-"
             if self.version.condition is not None:
                 headers["If-Range"] = self.version.condition
-        with Connections() as connections:
-            response = self._ask(connections, headers)
+        with Connections(self.client.retrying) as connections:
+            response = self._ask(connections, headers, offset)
+        if response is None:
+            self.version = self.version._replace(size=offset)
+            return None, 0
         try:
             found = _Version.of(response)
             if not offset:
@@ -135,15 +140,18 @@ class HttpRecipe:
             response.close()
             raise
 
-    def _ask(self, connections: Connections, headers: dict[str, str]) -> Any:
+    def _ask(self, connections: Connections, headers: dict[str, str], offset: int) -> Any:
         from requests import HTTPError
 
         try:
             return self.client.answer(connections, self.url, headers)
         except HTTPError as error:
-            # No byte is left in the file: it was read to its end, or is shorter now. Reading it all will tell.
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
+            # No byte is left in the file: it was read to its end, or is shorter now. By `If-Range` a server says that
+            # it is the same file; otherwise reading it all will tell.
+            if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
+                return None
         return self.client.answer(connections, self.url, {})
 
     def __repr__(self) -> str:
@@ -159,6 +167,8 @@ class _Body(io.RawIOBase):
         #: Bytes of the response that lie before the position.
         self._early = 0
         self._failure: Exception | None = None
+        #: What is left of the retries since bytes came last; None: all of them.
+        self._retry: Any = None
 
     @property
     def name(self) -> str:
@@ -186,56 +196,82 @@ class _Body(io.RawIOBase):
         """At least one and at most `most` bytes, as many if they are wanted `whole`; none at the end alone."""
         if self._failure is not None:  # neither is this the end, nor is the place known any more
             raise _twin(self._failure)
-        try:
-            if self.response is None:
-                size = self.recipe.version.size
-                if self.position and self.position == size:
-                    return b""
-                self.response, self._early = self.recipe.ask(self.position)
-            while self._early:
-                dropped = self._arrived(min(self._early, _PIECE), whole=True)
-                if not dropped:
-                    raise RuntimeError(
-                        f"{self.recipe.client.pipe} cannot go on with {shown(self.name)} at byte {self.position}, "
-                        f"because the file has changed: it ends {self._early} bytes before; begin the epoch anew"
-                    )
-                self._early -= len(dropped)
-            data = self._arrived(most, whole)
-        except Exception as error:
-            self._failure = _twin(error)
-            raise
-        self.position += len(data)
+        from urllib3.exceptions import HTTPError
+
+        while True:
+            try:
+                data = self._some(most, whole and self._retry is None)
+                break
+            except HTTPError as error:
+                if not self._may_retry(error):
+                    self.recipe.client.explain(error, f"was reading {shown(self.name)} from byte {self.position} on")
+                    name_item(error, self.name)
+                    self._failure = _twin(error)
+                    raise
+            except Exception as error:
+                self._failure = _twin(error)
+                raise
+        if data:
+            self.position, self._retry = self.position + len(data), None
         return data
+
+    def _may_retry(self, error: Exception) -> bool:
+        """Whether the rest of the file is to be asked for after a break in the body; waits before that."""
+        from urllib3.exceptions import MaxRetryError
+
+        retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
+        try:
+            self._retry = retry.increment("GET", error=error)
+        except MaxRetryError:
+            return False
+        self._drop_response()
+        self._retry.sleep()
+        return True
+
+    def _some(self, most: int, whole: bool) -> bytes:
+        if self.response is None:
+            if self.position and self.position == self.recipe.version.size:
+                return b""
+            self.response, self._early = self.recipe.ask(self.position)
+            if self.response is None:
+                return b""
+        while self._early:
+            dropped = self._arrived(min(self._early, _PIECE), whole=True)
+            if not dropped:
+                raise RuntimeError(
+                    f"{self.recipe.client.pipe} cannot go on with {shown(self.name)} at byte {self.position}, "
+                    f"because the file has changed: it ends {self._early} bytes before; begin the epoch anew"
+                )
+            self._early -= len(dropped)
+        return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
         """The bytes of the connection, decompressed, waiting if there is nothing yet or it is wanted `whole`."""
-        from urllib3.exceptions import HTTPError, ProtocolError
+        from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
         read = raw.read if whole else getattr(raw, "read1", raw.read)  # urllib3 1 knows whole reads alone
         decode = "Content-Encoding" in headers
-        try:
-            while True:
-                before = raw.tell()
-                data: bytes = read(most, decode_content=decode) or b""
-                if data:
-                    return data
-                if raw.tell() == before:
-                    break
-            length = headers.get("Content-Length", "")
-            if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
-                raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
-            return b""
-        except HTTPError as error:
-            self.recipe.client.explain(error, f"was reading {shown(self.name)} from byte {self.position} on")
-            name_item(error, self.name)
-            raise
+        while True:
+            before = raw.tell()
+            data: bytes = read(most, decode_content=decode) or b""
+            if data:
+                return data
+            if raw.tell() == before:
+                break
+        length = headers.get("Content-Length", "")
+        if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
+            raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
+        return b""
 
-    def close(self) -> None:
-        """Closes the response; a connection that is not at the end of its body is not used again."""
+    def _drop_response(self) -> None:
         response, self.response = self.response, None
         if response is not None:
             response.close()
+
+    def close(self) -> None:
+        """Closes the response; a connection that is not at the end of its body is not used again."""
+        self._drop_response()
         super().close()
 
 
@@ -251,8 +287,9 @@ class HttpStream(io.BufferedReader):
     """A binary stream of a file behind a URL, as the pipes over HTTP yield it.
 
     It reads forward. `seekable()` is False, so that archive readers take it for a stream; `seek` still moves forward,
-    and before the first read it makes the server begin there. An error while reading stays: every further read
-    raises it again, as the bytes behind it are lost.
+    and before the first read it makes the server begin there. If the connection breaks, the rest of the file is asked
+    for, as often as the pipe's `max_retries` allows in a row without a byte. An error after that stays: every further
+    read raises it again.
 
     Args:
         recipe: how it is opened (again).

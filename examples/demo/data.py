@@ -1,0 +1,99 @@
+"""The data of the demo and the tutorial: photographs that ship inside scikit-learn, as tar shards of JPEG files.
+
+Role: writes each shard once, in the main process, before any pipe exists. A shard appears under its name only
+when it is complete, so that an interrupted run leaves nothing half-written that the next run would read.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import os
+import random
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PHOTOGRAPH_SHARDS", "optional", "write_photographs"]
+
+#: Shards of photographs, for training and for the test each.
+PHOTOGRAPH_SHARDS = 8
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
+
+
+def optional(module: str) -> Any:
+    """Imports an optional module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = _PACKAGES[module.partition(".")[0]]
+        raise ModuleNotFoundError(
+            f"the demo needs {package}, which is not installed (no module named {error.name!r}): "
+            "install it with `pip install '.[demo]'` (the extra torchdata-rs[demo])",
+            name=error.name,
+        ) from error
+
+
+def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
+    """Writes a tar file in one step: the name `path` appears when all of it is on disk."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+            for name, content in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
+    """Writes crops of the two photographs as JPEG files of 640 x 427 pixels, unless they are there.
+
+    The first photograph shows a temple, the second one a flower. Each file shows another part of one of them, enlarged,
+    and is named `<index>_<label>.jpg`.
+
+    Args:
+        folder: where to write.
+        count: files for training; a quarter as many are for the test.
+
+    Returns:
+        The folders of the training and of the test shards.
+    """
+    folders = folder / f"photographs-{count}" / "train", folder / f"photographs-{count}" / "test"
+    counts = count, max(2, count // 4)
+    for part, target in enumerate(folders):
+        target.mkdir(parents=True, exist_ok=True)
+        paths = [target / f"photographs-{k}.tar" for k in range(PHOTOGRAPH_SHARDS)]
+        for k, path in enumerate(paths):
+            if not path.exists():
+                _write_shard(path, (_crop(part, i) for i in range(k, counts[part], len(paths))))
+    return folders
+
+
+def _crop(part: int, index: int) -> tuple[str, bytes]:
+    """One file: a part of a photograph that follows from its number."""
+    chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
+    photograph = _photographs()[label]
+    width, height = photograph.size
+    share = chance.uniform(0.5, 0.9)
+    left, top = chance.uniform(0, 1 - share) * width, chance.uniform(0, 1 - share) * height
+    box = (left, top, left + share * width, top + share * height)
+    buffer = io.BytesIO()
+    photograph.resize((width, height), box=box).save(buffer, format="JPEG", quality=90)
+    return f"{index:05d}_{label}.jpg", buffer.getvalue()
+
+
+@functools.cache
+def _photographs() -> list[Any]:
+    image = optional("PIL.Image")
+    return [image.fromarray(pixels) for pixels in optional("sklearn.datasets").load_sample_images().images]

@@ -1,0 +1,93 @@
+"""The demo's pipeline: list shards, shuffle and share them out, untar, shuffle, decode, augment, batch, collate.
+
+Role: builds the graph in the main process; all functions below run in the workers, which is why they stand at
+the top level of a module, where every start method can find them. Torch's loader gets the same samples as programs
+usually make them for it: by Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from demo.data import optional
+from torchdata import empty
+from torchdata.datapipes.iter import FileLister, IterDataPipe
+from torchdata.images import random_resized_crop
+
+__all__ = ["SIZE", "TarImages", "photographs", "stack"]
+
+#: Pixels of a side of what the model gets.
+SIZE = 224
+
+
+#: The random part of a photograph that is taken for training: from a third of it to all of it.
+crop = partial(random_resized_crop, scale=(0.35, 1.0))
+
+
+def sample(member: tuple[str, Any]) -> dict[str, Any]:
+    """The pixels of a file of a tar shard with its name and the label that this holds."""
+    name = os.path.basename(member[0])
+    return {"name": name, "label": int(Path(name).stem.rpartition("_")[2]), "image": member[1]}
+
+
+def by_pillow(content: bytes) -> Any:
+    """A random part of a photograph, mirrored by chance, as an array of 224 x 224 pixels: by Pillow alone."""
+    import numpy as np
+
+    with optional("PIL.Image").open(io.BytesIO(content)) as image:
+        part = image.convert("RGB").crop(crop(random, *image.size))
+        pixels = np.asarray(part.resize((SIZE, SIZE), optional("PIL.Image").Resampling.BILINEAR))
+    return pixels[:, ::-1] if random.random() < 0.5 else pixels
+
+
+def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Samples of one batch, stacked: images (n, ...) uint8, labels (n,) int64, names."""
+    import numpy as np
+
+    images = [sample["image"] for sample in batch]
+
+    return {
+        "name": [sample["name"] for sample in batch],
+        "label": np.array([sample["label"] for sample in batch], dtype=np.int64),
+        "image": np.stack(images, out=empty((len(images), *images[0].shape), "uint8")),
+    }
+
+
+def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDataPipe[Any]:
+    """The graph over the shards. Workers share out the shards, so that each is read and decoded once."""
+    shards: IterDataPipe[str] = FileLister(str(folder), masks="*.tar")
+    if training:
+        shards = shards.shuffle()
+    files: IterDataPipe[Any] = shards.sharding_filter().open_files(mode="b").load_from_tar().read_from_stream()
+    if training:
+        files = files.shuffle(buffer_size=32)  # of files as they are, which are smaller than what is decoded of them
+    augmenting: dict[str, Any] = {"crop": crop, "flip": 0.5} if training else {}
+    return files.decode_image(SIZE, **augmenting, input_col=1).map(sample).batch(batch_size).collate(stack)
+
+
+class TarImages:
+    """The same samples as torch's loader takes them: an iterable that shares the shards out among its workers.
+
+    The demo mixes it with torch's `IterableDataset`, which is not imported here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(map(str, folder.glob("*.tar")))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        for path in self.paths if info is None else self.paths[info.id :: info.num_workers]:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    yield sample((member.name, by_pillow(file.read())))

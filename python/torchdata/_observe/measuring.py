@@ -1,0 +1,129 @@
+"""The statistics of a loader as measurements with names, kinds and labels: what exporters hand on.
+
+Role: knows no library. Names follow Prometheus: base units, `_total` for what only grows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchdata._observe.stats.declaring import Family, families_of
+from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
+
+__all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number."""
+
+    family: Family
+    labels: tuple[str, ...]
+    value: float
+
+
+_OF_LOADER = families_of(LoaderStats)
+_OF_PROCESS = families_of(ProcessStats, "process_", ["process"])
+_OF_PIPE = families_of(PipeStats, "pipe_", ["process", "pipe"])
+#: All families.
+FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_OF_PIPE.values())
+
+
+def rank_of(loader: Any) -> int:
+    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 if there is none."""
+    for service in _services_in(loader.reading_service):
+        if hasattr(service, "count_ranks"):
+            try:
+                service.count_ranks()
+            except TypeError:  # the job has not begun
+                break
+            if getattr(service, "_pg", None) is not None:
+                return int(service._rank)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _services_in(service: Any) -> Iterator[Any]:
+    if service is not None:
+        yield service
+        for one in getattr(service, "reading_services", ()):
+            yield from _services_in(one)
+
+
+class Measuring:
+    """Measures a loader again and again.
+
+    "Of late" is since the measuring before, but for those of which the loader had nothing to tell. Counters never fall,
+    because readers take that for a new beginning, and count all of the value once more: times are differences and
+    estimates, which may come out a little lower than before, and those of the system begin anew in a process that takes
+    the place of one that died.
+
+    Args:
+        loader: the loader. It is measured also after its end, and asked for nothing that starts anything.
+        rank: the label `rank` of all measurements; None finds out.
+    """
+
+    def __init__(self, loader: Any, rank: int | None = None) -> None:
+        if not callable(getattr(loader, "stats", None)):
+            raise TypeError(f"metrics are those of a DataLoader2, but got {loader!r}")
+        self._loader = loader
+        self._rank = rank
+        self._last: LoaderStats | None = None
+        self._pids: dict[str, int] = {}
+        #: By family and labels: the number itself, and what was told of it.
+        self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+
+    @property
+    def rank(self) -> str:
+        """The label."""
+        return str(rank_of(self._loader) if self._rank is None else self._rank)
+
+    def measure(self) -> list[Measurement]:
+        """All that is known now."""
+        whole: LoaderStats = self._loader.stats()
+        recent = whole if self._last is None else self._loader.stats(self._last)
+        self._last, found = whole, []
+        for name, family in _OF_LOADER.items():
+            value = getattr(whole if family.kind == "counter" else recent, name)
+            if value is not None:
+                found.append(Measurement(family, (), float(value)))
+        for process in whole.processes:
+            found += _of_process(process)
+        pids = {process.name: process.pid for process in whole.processes}
+        replaced = {name for name, pid in pids.items() if self._pids.get(name, pid) != pid}
+        self._pids.update(pids)
+        return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
+
+    def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
+        """A counter that has not fallen; of a process that was replaced the value of the dead one is added."""
+        key = one.family.name, one.labels
+        number, told = self._told.get(key, (0.0, 0.0))
+        of_system = one.family is _OF_PROCESS["cpu_seconds"]
+        if one.labels and one.labels[0] in replaced and (of_system or one.value < number):
+            number = 0.0
+        told += max(0.0, one.value - number)
+        self._told[key] = max(number, one.value), told
+        return replace(one, value=told)
+
+
+def _of_process(process: ProcessStats) -> Iterator[Measurement]:
+    for name, family in _OF_PROCESS.items():
+        value = getattr(process, name)
+        if value is not None:
+            yield Measurement(family, (process.name,), float(value))
+    seen: dict[str, int] = {}
+    for pipe in process.pipes:
+        # Two pipes of one class and function are told apart by a number.
+        seen[pipe.name] = seen.get(pipe.name, 0) + 1
+        called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
+        for name, family in _OF_PIPE.items():
+            value = getattr(pipe, name)
+            if value is not None:
+                yield Measurement(family, (process.name, called), float(value))

@@ -1,1 +1,0 @@
-"""Measurements of a loader for other programs: Prometheus, OpenTelemetry, TensorBoard, logs."""

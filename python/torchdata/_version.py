@@ -1,0 +1,51 @@
+"""The version of this package, and warnings for environments in which upstream's torchdata shares its folder.
+
+Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites the files of one with
+files of the other. The package's front door and its four public packages call these checks when they are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+__all__ = ["VERSION", "warn_if_replaced", "warn_of_upstream"]
+
+#: The API that this package keeps (torchdata 0.9), for programs that compare versions of torchdata, followed by the
+#: version of the distribution `torchdata-rs` as a local label.
+VERSION = "0.9.0+rs.0.1.0"
+
+
+def warn_of_upstream() -> None:
+    """Warns if the distribution `torchdata` is installed in the folder from which this package is imported."""
+    site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
+        found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
+    found = [name for name in found if "+rs." not in name]  # that distribution has no files (tools/name_wheel.py)
+    if not found:
+        return
+    version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
+    warnings.warn(
+        f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
+        "run `pip uninstall torchdata torchdata-rs` and install torchdata-rs again from its wheel or clone",
+        stacklevel=3,
+    )
+
+
+def warn_if_replaced(package: str) -> None:
+    """Warns if the `torchdata` that was imported is not this package: upstream's files have replaced some of these.
+
+    Args:
+        package: the public package that is being imported, for the message.
+    """
+    found = getattr(sys.modules["torchdata"], "__version__", "without a version")
+    if found == VERSION:
+        return
+    warnings.warn(
+        f"{package} belongs to torchdata-rs {VERSION}, but `import torchdata` found torchdata {found}: upstream's"
+        " torchdata was installed over it and has replaced some of its files, so this program runs a mixture "
+        "of both; run `pip uninstall torchdata` and then `pip install --force-reinstall --no-deps` with the wheel or "
+        "clone of torchdata-rs",
+        stacklevel=3,
+    )

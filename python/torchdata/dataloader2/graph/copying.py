@@ -1,0 +1,193 @@
+"""Copies of the pipes of a graph, over the same data.
+
+Role: decides what a copy shares with its original. Runs in the main process, in the thread that makes a loader or
+loads a state.
+
+A loader changes the graph that it reads: it shards, seeds and iterates the pipes. So it reads a copy, and the graph of
+the user stays as it is. The data in the graph is not copied, because a copy costs memory and time, and because not
+every object survives it: some lose their contents, their views of one memory or their open files.
+
+- A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
+  instance with a pipe in an attribute.
+- A list, a dict or another container of the standard library is copied, over the same members, because pipes keep the
+  items of an iteration in containers. Containers in it are copied, too, up to `LARGEST_STRUCTURE` members in all.
+- A random generator is copied.
+- The copy has the same object for everything else: a data set, a function, an array, an open file. So it has for the
+  attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, TypeVar
+
+from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._importing import loaded
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
+
+__all__ = ["attribute_copier", "duplicate"]
+
+T = TypeVar("T")
+
+#: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
+_CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
+
+#: Types whose objects `copy.deepcopy` shares anyway.
+_ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
+
+
+def duplicate(obj: T) -> T:
+    """A copy of a pipe and of all pipes that it reads from, over the same data; a deep copy of anything else.
+
+    Each pipe is copied by `copy.deepcopy`, so `__deepcopy__`, `__reduce_ex__` and `__getstate__` of its class apply.
+    """
+    if not is_pipe(obj):
+        return copy.deepcopy(obj)
+    graph = Graph(obj)
+    sharing = _Sharing(graph)
+    for pipe in graph:
+        sharing.pin_attributes(pipe)
+    for pipe in graph:  # sources first, so that a long chain needs no deep recursion
+        end = _copied_pipe(pipe, sharing.memo)
+    result: T = end
+    return result
+
+
+def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` makes of a pipe; in a third of the time if its class does not define how it is copied."""
+    cls: Any = type(pipe)
+    if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
+        return copy.deepcopy(pipe, memo)
+    reduced = pipe.__reduce_ex__(4)
+    if reduced[:2] != (copyreg.__newobj__, (cls,)) or type(reduced[2]) is not dict or any(reduced[3:]):  # type: ignore[attr-defined]
+        return copy.deepcopy(pipe, memo)
+    duplicate = memo[id(pipe)] = cls.__new__(cls)
+    vars(duplicate).update(
+        {name: value if type(value) in _ATOMS else copy.deepcopy(value, memo) for name, value in reduced[2].items()}
+    )
+    return duplicate
+
+
+def attribute_copier(obj: Any) -> Callable[[Any], Any]:
+    """A function that copies the value of one attribute as `duplicate` does."""
+    if not is_pipe(obj):
+        return copy.deepcopy
+    graph = Graph(obj)
+
+    def copied(value: Any) -> Any:
+        sharing = _Sharing(graph)
+        sharing.pin(value)
+        return copy.deepcopy(value, sharing.memo)
+
+    return copied
+
+
+class _Sharing:
+    """What the copy of a graph shares with the graph.
+
+    Args:
+        graph: the graph.
+
+    Attributes:
+        memo: the memo for `copy.deepcopy`: by the id of an object, what the copy has in its place.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.memo: dict[int, Any] = {}
+        self._pipes = set(map(id, graph))
+        self._generators = _generator_types()
+        self._left = 0
+
+    def pin_attributes(self, pipe: Any) -> None:
+        """Enters into the memo what a copy of the pipe shares with it."""
+        data = getattr(type(pipe), "data_attributes", ())
+        for name, value in list(vars(pipe).items()):
+            if name in data and not self._refers(value):
+                self.memo[id(value)] = value
+            else:
+                self.pin(value)
+
+    def pin(self, value: Any) -> None:
+        """Enters into the memo what a copy of the value of one attribute shares with it."""
+        self._left = LARGEST_STRUCTURE
+        self._pin(value)
+
+    def _pin(self, value: Any) -> None:
+        kind: Any = type(value)
+        if kind in _ATOMS or id(value) in self.memo or id(value) in self._pipes:
+            return
+        if kind in _CONTAINERS:
+            if len(value) > self._left:  # data, as in the search for pipes
+                self.memo[id(value)] = copy.copy(value)
+                return
+            self._left -= len(value)
+        elif isinstance(value, self._generators):
+            self.memo[id(value)] = _copied(value)
+            return
+        elif not self._refers(value):
+            if kind.__module__.partition(".")[0] != "torchdata":  # classes of this package define how they are copied
+                self.memo[id(value)] = value
+            return
+        for part in _parts(value):
+            self._pin(part)
+
+    def _refers(self, value: Any, levels: int = 2) -> bool:
+        """Whether an object refers to a pipe of the graph.
+
+        Args:
+            value: the object.
+            levels: how many objects the search opens, one in the other. Containers do not count.
+        """
+        if type(value) in _ATOMS:
+            return False
+        if id(value) in self._pipes:
+            return True
+        if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            return any(id(pipe) in self._pipes for pipe in pipes_in(value))
+        return levels > 0 and any(self._refers(part, levels - 1) for part in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """The objects to which a container, a bound method, a partial function or an instance of a class refers."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, (type, FunctionType, ModuleType)):
+        return []
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.values()) if type(attributes) is dict else []
+
+
+def _generator_types() -> tuple[type, ...]:
+    """The types of random generators of the libraries that are loaded."""
+    types: list[type] = [random.Random]
+    if (numpy_random := loaded("numpy.random")) is not None:
+        types += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
+    if (torch := loaded("torch")) is not None:
+        types.append(torch.Generator)
+    return tuple(types)
+
+
+def _copied(generator: Any) -> Any:
+    if type(generator) is random.Random:  # `copy` would go through 625 numbers
+        twin = random.Random(0)
+        twin.setstate(generator.getstate())
+        return twin
+    try:
+        return copy.deepcopy(generator)
+    except Exception as error:  # one of the system, or of a device
+        if is_of_handler(error):
+            raise
+        return generator

@@ -1,0 +1,68 @@
+"""The epochs of data sets and samplers that have `set_epoch`, sent from the main process to the workers.
+
+Role: the user calls `set_epoch` of an object in the main process, and workers read copies of it. At the start of each
+epoch, the service reads the epochs of the objects and sends each worker a function that sets them in its copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.datapipes._pipe.datasets import epoch_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+
+__all__ = ["DatasetEpochs"]
+
+_ResetFn = Callable[[DataPipe], DataPipe]
+
+
+class DatasetEpochs:
+    """The epochs of the objects in a graph, copies of which run in other processes.
+
+    Args:
+        graph: the graph; None for one without objects.
+    """
+
+    def __init__(self, graph: Graph | None) -> None:
+        self._holders = [] if graph is None else [*_holders(graph)]
+        self._last = self._now()
+        self._has_changed = False
+
+    def _now(self) -> list[int | None]:
+        return [epoch_of(holder) for holder in self._holders]
+
+    def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
+        """The function that sets the epochs in a copy of the graph, and then resets it.
+
+        As long as the user has not set an epoch, that is `reset_fn`: the copies may count epochs by themselves.
+        """
+        before, self._last = self._last, self._now()
+        self._has_changed = self._has_changed or self._last != before
+        return _SetEpochs(self._last, reset_fn) if self._has_changed else reset_fn
+
+
+class _SetEpochs:
+    """Sets epochs in a graph."""
+
+    def __init__(self, epochs: list[int | None], reset_fn: _ResetFn | None) -> None:
+        self.epochs, self.reset_fn = epochs, reset_fn
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        holders = [*_holders(Graph(datapipe))]
+        if len(holders) == len(self.epochs):  # else a function of the user's has changed the graph
+            for holder, epoch in zip(holders, self.epochs, strict=True):
+                if epoch is not None and epoch != epoch_of(holder):
+                    holder.set_epoch(epoch)
+        return datapipe if self.reset_fn is None else self.reset_fn(datapipe)
+
+
+def _holders(graph: Graph) -> Iterator[Any]:
+    """The data sets and samplers in the pipes of a graph that show an epoch."""
+    seen: set[int] = set()
+    for pipe in graph:
+        for value in vars(pipe).values():
+            if epoch_of(value) is not None and id(value) not in seen:
+                seen.add(id(value))
+                yield value

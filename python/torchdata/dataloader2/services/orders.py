@@ -1,0 +1,92 @@
+"""The comparison of the orders in which workers read their sources.
+
+Role: in the main process, receives the samples that each worker takes before its `sharding_filter`
+(`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
+at one position is no evidence, because a source may augment its items at random. The same value at another position is,
+if the workers also disagree at positions that both have sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchdata.datapipes._pipe.witnessing import Note
+
+__all__ = ["Orders"]
+
+#: Items at different positions, and positions with different items, that prove that two orders differ. If the items are
+#: random draws from a few values, as many coincidences come once in a million epochs.
+_PROOF = 20
+
+
+class _Order:
+    """The samples of one filter in one epoch."""
+
+    def __init__(self) -> None:
+        #: By checksum, the position and the worker that had it first.
+        self._first: dict[int, tuple[int, int]] = {}
+        #: By position, the checksum that came first.
+        self._at: dict[int, int] = {}
+        #: By worker, the positions at which another worker had another item.
+        self._differs: Counter[int] = Counter()
+        #: By two workers, the items that they had at different positions.
+        self._moved: Counter[tuple[int, int]] = Counter()
+        #: By worker, all of its checksums, as long as it may be all of a short source.
+        self._begun: dict[int, list[int]] = {}
+        self._whole: dict[int, list[int]] = {}
+
+    def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
+        """Adds a note. If the orders differ, returns an item's position, another worker, and the position there."""
+        found: tuple[int, int, int] | None = None
+        for position, checksum in note.samples:
+            self._differs[worker] += self._at.setdefault(position, checksum) != checksum
+            first, other = self._first.setdefault(checksum, (position, worker))
+            if first != position and other != worker:
+                self._moved[other, worker] += 1
+                if self._moved[other, worker] >= _PROOF and max(self._differs[worker], self._differs[other]) >= _PROOF:
+                    found = position, other, first
+        return found or self._of_short_ones(worker, note)
+
+    def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
+        """Compares sources of which each item was sampled."""
+        if note.start == 0:
+            self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
+        if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
+            return None
+        self._whole[worker] = mine
+        for other, theirs in self._whole.items():
+            if mine != theirs and set(mine) == set(theirs):
+                position = next(at for at, checksum in enumerate(mine) if theirs[at] != checksum)
+                return position, other, theirs.index(mine[position])
+        return None
+
+
+class Orders:
+    """The orders of one group of workers; a `Listener`."""
+
+    def __init__(self) -> None:
+        self._orders: dict[int, _Order] = {}
+
+    def begin(self) -> None:
+        """Forgets the last epoch."""
+        self._orders = {}
+
+    def hear(self, worker: int, notes: Sequence[Note]) -> None:
+        """Compares what a worker has read with what others have.
+
+        Raises:
+            RuntimeError: the orders differ.
+        """
+        for each in notes:
+            note = Note(*each)
+            found = self._orders.setdefault(note.number, _Order()).differs(worker, note)
+            if found is not None:
+                position, other, elsewhere = found
+                raise RuntimeError(
+                    f"the workers read {note.source} in different orders: item {position} of worker {worker} is item "
+                    f"{elsewhere} of worker {other}. Each worker keeps its share by position, so some items come twice "
+                    "and others never. Either let one process read the source: put `.sharding_round_robin_dispatch()` "
+                    "in the place of `.sharding_filter()`. Or make the order the same in all workers: shuffle with a "
+                    "seed that they share, or one that `set_epoch` sets, or by the pipe `.shuffle()`"
+                )

@@ -1,0 +1,40 @@
+"""Named ranges around pipes, for torch's profiler.
+
+Role: runs in main, in the thread that iterates. PyTorch is not imported for want of a range.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchdata._reporting import name_of
+
+__all__ = ["ranges"]
+
+#: False in a forked child: the profiler of its parent does not record there.
+_is_main = True
+
+
+def ranges() -> tuple[dict[str, Any], Callable[[Any], Callable[[None, None, None], object]]] | None:
+    """The names of torch's module of profilers, and the function that begins a range; None without PyTorch."""
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return (vars(profiler), _begin) if profiler is not None and _is_main else None
+
+
+def _begin(datapipe: Any) -> Callable[[None, None, None], object]:
+    """Begins a range for a call of the pipe, and returns the function that ends it."""
+    recorded: Any = sys.modules["torch.autograd.profiler"].record_function(f"torchdata: {name_of(datapipe)}")
+    recorded.__enter__()
+    end: Callable[[None, None, None], object] = recorded.__exit__
+    return end
+
+
+def _forget() -> None:
+    global _is_main
+    _is_main = False
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,42 @@
+"""Calling a function again after an error that may pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from torchdata._reporting import warn_outside
+
+__all__ = ["retried"]
+
+R = TypeVar("R")
+
+#: Seconds before the first repetition; they double each time.
+PAUSE = 0.5
+#: Errors that stay.
+_FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[[], object] | None = None) -> R:
+    """Calls a function, and calls it again after a pause if it raises an OSError that may pass.
+
+    Args:
+        call: the function.
+        max_retries: how often it is called again.
+        what: what it does, as the subject of a warning.
+        count: called before each repetition.
+    """
+    pause = PAUSE
+    for _ in range(max_retries):
+        try:
+            return call()
+        except _FINAL:
+            raise
+        except OSError as error:
+            warn_outside(f"{what} failed, and is tried again in {pause:g} s: {type(error).__name__}: {error}")
+        if count is not None:
+            count()
+        time.sleep(pause)
+        pause *= 2
+    return call()

@@ -1,0 +1,156 @@
+"""Samples of what a `sharding_filter` reads, as evidence that all workers read the same order.
+
+Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
+overlap and items are lost. So the filter notes checksums of some items with their positions, and the loader compares
+those of its workers. Runs in workers, in the thread that reads the filter. The sampled positions are the same in all
+workers: all positions at first, then with gaps that grow as the square root of the position. So two orders of the same
+n items have about 36 sampled items in common, however large n is.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from math import isqrt
+from pathlib import PurePath
+from typing import Any, NamedTuple
+from zlib import crc32
+
+__all__ = ["Note", "Watch", "Witness", "current", "next_sample", "sample_behind"]
+
+#: Samples of one filter in one epoch, at most.
+_MOST_SAMPLES = 1 << 13
+
+#: The witness of the epoch that runs in this process, if it is one of several workers.
+current: Witness | None = None
+
+#: Types whose values are the same in each process.
+_PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
+
+#: Elements of an array or tensor that are looked at.
+_ELEMENTS = 1 << 10
+
+
+class Note(NamedTuple):
+    """What a filter has seen since its last note.
+
+    Args:
+        number: the number of the filter in the graph.
+        source: the source of the filter, in words.
+        start: the position at which it began to read.
+        samples: positions and checksums of items.
+        length: how many items the source had; None if it has not ended.
+    """
+
+    number: int
+    source: str
+    start: int
+    samples: list[tuple[int, int]]
+    length: int | None
+
+
+class Watch:
+    """The samples of one filter. They end at the first item that comes a second time.
+
+    Args:
+        number: the number of the filter in the graph.
+        source: its source, in words.
+        start: the position at which it begins to read.
+    """
+
+    def __init__(self, number: int, source: str, start: int) -> None:
+        self._number, self._source, self._start = number, source, start
+        self._samples: list[tuple[int, int]] = []
+        self._seen: set[int] = set()
+        self._length: int | None = None
+        self.is_full = False
+
+    def add(self, position: int, item: Any) -> None:
+        """Notes an item, unless its checksum could differ from process to process."""
+        try:
+            checksum = crc32(marshal.dumps(_plain(item), 2))
+        except Exception:  # no error of a reader of the source
+            return
+        if checksum in self._seen or len(self._seen) >= _MOST_SAMPLES:
+            self.is_full = True
+            return
+        self._seen.add(checksum)
+        self._samples.append((position, checksum))
+
+    def end(self, length: int) -> None:
+        """Notes that the source has ended."""
+        if not self.is_full:
+            self._length = length
+
+    def note(self) -> Note | None:
+        """What came since the last note, if anything did."""
+        samples, self._samples = self._samples, []
+        length, self._length = self._length, None
+        if not samples and length is None:
+            return None
+        return Note(self._number, self._source, self._start, samples, length)
+
+
+class Witness:
+    """The watches of one epoch in one worker.
+
+    Args:
+        filters: the sharding filters of the graph, and the sources of each in words.
+    """
+
+    def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
+        self._filters = filters
+        self._watches: dict[int, Watch] = {}
+
+    def watch(self, datapipe: Any, start: int) -> Watch | None:
+        """The watch of a filter that begins to read at a position; None if it has read before in this epoch."""
+        for number, (known, source) in enumerate(self._filters):
+            if known is datapipe and number not in self._watches:
+                self._watches[number] = Watch(number, source, start)
+                return self._watches[number]
+        return None
+
+    def notes(self) -> list[Note] | None:
+        """The notes of all filters since the last call; None if there are none."""
+        notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
+        return notes or None
+
+
+def next_sample(position: int) -> int:
+    """The first sampled position that is not before a position."""
+    sample = 0
+    while sample < position:
+        sample = sample_behind(sample)
+    return sample
+
+
+def sample_behind(sample: int) -> int:
+    """The sampled position that follows another one."""
+    return sample + max(isqrt(sample) // 3, 1)
+
+
+def _plain(item: Any) -> Any:
+    """The item in plain data of the same value.
+
+    Raises:
+        Exception: it has none.
+    """
+    if type(item) in _PLAIN:
+        return item
+    if type(item) is dict:
+        return [(_plain(key), _plain(value)) for key, value in item.items()]
+    if isinstance(item, (tuple, list)):
+        return [_plain(member) for member in item]
+    if isinstance(item, PurePath):
+        return str(item)
+    if is_dataclass(item):
+        return [_plain(getattr(item, field.name)) for field in fields(item)]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(item, torch.Tensor):
+        item = item.detach().numpy()
+    if numpy is not None and isinstance(item, (numpy.ndarray, numpy.generic)) and item.dtype.kind in "biufcSUmM":
+        flat = item.reshape(-1)
+        return (item.dtype.str, item.shape, flat[:: len(flat) // _ELEMENTS + 1].tobytes())
+    raise TypeError(type(item))

@@ -1,0 +1,8 @@
+"""Nodes over files: listing them, and reading them whole. They need fsspec."""
+
+from __future__ import annotations
+
+from torchdata.nodes.io.file_list import FileLister
+from torchdata.nodes.io.file_read import FileReader
+
+__all__ = ["FileLister", "FileReader"]

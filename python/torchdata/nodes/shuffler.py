@@ -1,0 +1,143 @@
+"""Shuffler: yields the source's items in a random order, out of a buffer."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import Fields
+from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
+
+__all__ = ["Shuffler"]
+
+
+class Shuffler(BaseNode[T]):
+    """Fills a buffer with the source's items, and yields a random one of them at a time.
+
+    Args:
+        source_node: the node to read.
+        buffer_size: items in the buffer. An item comes at most this many items too early.
+        seed: makes the order repeatable: each epoch has the same one. None: each epoch has another one.
+        store_buffer: whether a state holds the items in the buffer. Otherwise it holds the place of the source at the
+            beginning of the epoch, from which all items are read again when the state is loaded. A source without a
+            fixed order has its items stored in any case.
+
+    Raises:
+        TypeError: `source_node` is no node, or `buffer_size` no integer.
+        ValueError: `buffer_size` is not positive.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, Loader, Shuffler
+        >>> loader = Loader(Shuffler(IterableWrapper(range(5)), buffer_size=3, seed=1))
+        >>> sorted(loader) == list(range(5)), list(loader) == list(loader)
+        (True, True)
+    """
+
+    SOURCE_KEY = "source"
+    BUFFER_SIZE_KEY = "buffer_size"
+    RNG_STATE_KEY = "rng_state"
+    BUFFER_KEY = "buffer"
+    NUM_YIELDED_KEY = "num_yielded"
+    STORE_BUFFER_KEY = "store_buffer"
+    DEFAULT_BUFFER_SIZE: ClassVar[int] = 1024
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset(
+        {"_advance", "_began", "_buffer", "_ended", "_num_yielded", "_random", "_stores"}
+    )
+
+    def __init__(
+        self,
+        source_node: BaseNode[T],
+        buffer_size: int = DEFAULT_BUFFER_SIZE,
+        seed: int | None = None,
+        store_buffer: bool = True,
+    ) -> None:
+        super().__init__()
+        self.source = check_node("Shuffler", "source_node", source_node)
+        self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1)
+        self.seed = None if seed is None else check_int("Shuffler", "seed", seed)
+        self.store_buffer = store_buffer
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`.
+
+        Raises:
+            ValueError: a field of the state is missing or out of range, or it is of another `buffer_size`.
+        """
+        self._buffer: list[T] = []
+        self._num_yielded, self._ended, self._random = 0, False, random.Random(self.seed)
+        repeated, stored = 0, False
+        if initial_state is None:
+            self.source.reset(None)
+        else:
+            fields = Fields("Shuffler", initial_state)
+            fields.integer(self.BUFFER_SIZE_KEY, least=self.buffer_size, most=self.buffer_size)
+            count = fields.integer(self.NUM_YIELDED_KEY, least=0)
+            stored = fields.flag(self.STORE_BUFFER_KEY, True)
+            self._restore_random(fields)
+            self.source.reset(fields[self.SOURCE_KEY])
+            if stored:
+                self._buffer, self._num_yielded = list(fields.list_of(self.BUFFER_KEY)), count
+            else:
+                repeated = count
+        self._advance = advance_of(self.source)
+        #: Whether states hold the buffer. After a load of such a state, the source stands behind the buffer's items.
+        self._stores = self.store_buffer or stored or not is_repeatable(self.source)
+        #: The source's place and the random numbers from which the items of this epoch can be read again.
+        self._began = None if self._stores else (place_of(self.source), self._random.getstate())
+        super().reset(initial_state)
+        for number in range(repeated):
+            try:
+                self.next()
+            except StopIteration:
+                raise ValueError(
+                    f"Shuffler: {self.NUM_YIELDED_KEY!r} in the state is {repeated}, but its source has only {number} "
+                    "items now; load it with the data that it was saved with"
+                ) from None
+
+    def _restore_random(self, fields: Fields) -> None:
+        saved: Any = fields[self.RNG_STATE_KEY]
+        try:
+            version, numbers, gauss = saved
+            self._random.setstate((version, tuple(numbers), gauss))
+        except (TypeError, ValueError, OverflowError):
+            raise fields.wrong(self.RNG_STATE_KEY, "must be a state of random.Random") from None
+
+    def next(self) -> T:
+        """See `BaseNode.next`. If the source raises an error, the items in the buffer stay for the next calls."""
+        buffer, size = self._buffer, self.buffer_size
+        if not self._ended:
+            try:
+                while len(buffer) < size:
+                    buffer.append(self._advance())
+            except StopIteration:
+                self._ended = True
+        if not buffer:
+            raise StopIteration
+        index = self._random.randrange(len(buffer))
+        buffer[index], buffer[-1] = buffer[-1], buffer[index]
+        self._num_yielded += 1
+        return buffer.pop()
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        state: dict[str, Any] = {
+            self.BUFFER_SIZE_KEY: self.buffer_size,
+            self.NUM_YIELDED_KEY: self._num_yielded,
+            self.STORE_BUFFER_KEY: self._stores,
+        }
+        if self._began is not None:
+            source, numbers = self._began
+            return {**state, self.SOURCE_KEY: state_at(source), self.RNG_STATE_KEY: numbers}
+        state |= {self.SOURCE_KEY: self.source.state_dict(), self.RNG_STATE_KEY: self._random.getstate()}
+        return {**state, self.BUFFER_KEY: list(self._buffer)}
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return len(self.source)

@@ -1,0 +1,44 @@
+"""Workers that exit or hang between two epochs, in loaders with a pipe that keeps a state from epoch to epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+
+def cached(dispatches: bool) -> Any:
+    pipe = IterableWrapper(range(20))
+    shared = pipe.sharding_round_robin_dispatch() if dispatches else pipe.sharding_filter()
+    return shared.map(int).in_memory_cache()
+
+
+def loader(dispatches: bool, method: str) -> DataLoader2[Any]:
+    service = MultiProcessingReadingService(
+        3, method, timeout=2.0, on_timeout="restart", on_worker_exit="restart", worker_prefetch_cnt=0
+    )
+    return DataLoader2(cached(dispatches), reading_service=service)
+
+
+@pytest.mark.filterwarnings("ignore:.*worker process")
+@pytest.mark.parametrize(("dispatches", "method"), [(False, "fork"), (True, "fork"), (False, "spawn")])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_state_can_be_taken_before_the_first_item_of_an_epoch_that_a_worker_has_not_begun(
+    number: signal.Signals, dispatches: bool, method: str
+) -> None:
+    with loader(dispatches, method) as run:
+        run.seed(3)
+        assert sorted(run) == list(range(20))
+        os.kill(run.reading_service._children.pids[1], number)
+        epoch = iter(run)
+        state = run.state_dict()
+        assert sorted(epoch) == list(range(20))
+    with loader(dispatches, method) as other:
+        other.load_state_dict(state)
+        for _ in range(2):
+            assert sorted(other) == list(range(20))

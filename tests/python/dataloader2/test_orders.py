@@ -1,0 +1,207 @@
+"""Workers that read a source in different orders, which would lose items: told by samples of what they read."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.services.orders import Orders
+from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+@dataclass
+class Case:
+    """A sample as programs have them."""
+
+    key: str
+    pixels: Any
+
+
+def as_case(number: int) -> Case:
+    import numpy
+
+    return Case(f"case{number}", numpy.full((2, 2), number))
+
+
+class Shuffled:
+    """Numbers in an order of its own in each process."""
+
+    def __init__(self, size: int, make: Callable[[int], Any] = int) -> None:
+        self.size, self.make = size, make
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = list(range(self.size))
+        random.Random().shuffle(numbers)
+        return map(self.make, numbers)
+
+
+class Augmented:
+    """Numbers in one order, each with a random value of its own."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((number % 50, random.randrange(4)) for number in range(500))
+
+
+def endless() -> Iterator[int]:
+    """Numbers that pass through a buffer from which each worker takes them at random."""
+    dice, number, buffer = random.Random(), 0, list(range(1, 100))
+    while True:
+        place = dice.randrange(len(buffer))
+        number, buffer[place] = buffer[place], buffer[place] + 100
+        yield number
+
+
+def hundreds() -> Iterator[int]:
+    yield from (number % 100 for number in range(3000))
+
+
+def is_drawn(item: int) -> bool:
+    return random.random() < 0.8
+
+
+def loading(pipe: IterDataPipe[Any], workers: int = 2, method: str = "fork", **options: Any) -> DataLoader2[Any]:
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method, **options))
+
+
+def fails(pipe: IterDataPipe[Any], *args: Any, **options: Any) -> None:
+    with loading(pipe, *args, **options) as loader:
+        loader.seed(7)
+        with pytest.raises(RuntimeError, match=r"over \w+ in different orders.*sharding_round_robin_dispatch"):
+            until = time.monotonic() + 120
+            list(takewhile(lambda _: time.monotonic() < until, loader))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_that_read_different_orders_are_an_error(method: str) -> None:
+    fails(IterableWrapper(Shuffled(20)).sharding_filter(), 2, method)
+
+
+@pytest.mark.parametrize("size", [6, 36, 37, 500, 20_000])
+def test_sources_of_all_sizes_are_compared(size: int) -> None:
+    fails(IterableWrapper(Shuffled(size)).sharding_filter(), 3)
+
+
+@pytest.mark.parametrize("make", [str, as_case, lambda number: {"id": number}], ids=["strings", "objects", "dicts"])
+def test_items_of_many_kinds_are_compared(make: Callable[[int], Any]) -> None:
+    fails(IterableWrapper(Shuffled(30, make)).sharding_filter())
+
+
+def test_a_loader_of_a_data_set_compares_the_items_before_it_batches_them() -> None:
+    error = pytest.raises(RuntimeError, match="IterableWrapper over Shuffled in different orders")
+    with DataLoader2.from_dataset(Shuffled(200), batch_size=8, num_workers=2) as loader, error:
+        list(loader)
+
+
+def test_an_epoch_without_an_end_is_compared_while_it_runs() -> None:
+    fails(IterableWrapper(endless).sharding_filter())
+
+
+def test_a_random_filter_before_the_sharding_is_an_error() -> None:
+    fails(IterableWrapper(range(2000)).filter(is_drawn).sharding_filter())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_one_process_may_read_any_order(in_order: bool) -> None:
+    pipe = IterableWrapper(Shuffled(100)).sharding_round_robin_dispatch()
+    with loading(pipe, in_order=in_order) as loader:
+        assert sorted(loader) == sorted(loader) == list(range(100))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_random_values_in_one_order_are_no_error(workers: int) -> None:
+    with loading(IterableWrapper(Augmented()).sharding_filter(), workers) as loader:
+        assert sorted(number for number, _ in loader) == sorted([*range(50)] * 10)
+
+
+def test_epochs_that_go_on_in_the_middle_are_no_error() -> None:
+    pipe = IterableWrapper(hundreds).sharding_filter()
+    expected = list(hundreds())
+    for place in (1, 40, 1500):
+        with loading(pipe) as loader:
+            items = list(islice(loader, place))
+            state = loader.state_dict()
+        with loading(pipe) as loader:
+            loader.load_state_dict(state)
+            assert items + list(loader) == expected
+            assert list(loader) == expected
+
+
+@pytest.mark.parametrize("block", [1, 2, 7])
+def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked_again(block: int) -> None:
+    for size in (1, 35, 36, 37, 100, 1000):
+        with loading(IterableWrapper(Counting(size)).sharding_filter().set_sharding_block(block), 3) as loader:
+            assert sorted(loader) == sorted(loader) == list(range(size))
+
+
+class Counting:
+    """Numbers from an iterator that starts over if it is asked again behind its end."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return Restarting(self.size)
+
+
+class Restarting(Iterator[int]):
+    def __init__(self, size: int) -> None:
+        self.size, self.next = size, 0
+
+    def __next__(self) -> int:
+        if self.next == self.size:
+            self.next = 0
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+
+def told(orders: Sequence[Sequence[int]], length: bool = True) -> Orders:
+    """What main hears of workers that read these items."""
+    heard = Orders()
+    heard.begin()
+    for worker, items in enumerate(orders):
+        watch, sample = Watch(0, "a source", 0), 0
+        while sample < len(items) and not watch.is_full:
+            watch.add(sample, items[sample])
+            sample = sample_behind(sample)
+        if length and sample == len(items):
+            watch.end(len(items))
+        note = watch.note()
+        if note is not None:
+            heard.hear(worker, [note])
+    return heard
+
+
+def test_independent_draws_from_a_few_values_are_no_error() -> None:
+    for seed in range(3000):
+        dice = random.Random(seed)
+        values = dice.choice([7, 10, 30, 100, 1000, 100_000])
+        told([[dice.randrange(values) for _ in range(2000)] for _ in range(dice.choice([2, 4, 16]))], length=False)
+
+
+@pytest.mark.parametrize("size", [2, 5, 20, 40, 300, 5000, 100_000, 1_000_000])
+def test_two_orders_of_the_same_items_are_found(size: int) -> None:
+    dice = random.Random(size)
+    for _ in range(3 if size > 50_000 else 30):
+        first, second = list(range(size)), list(range(size))
+        while first == second:
+            dice.shuffle(second)
+        with pytest.raises(RuntimeError, match="a source in different orders"):
+            told([first, second])
+        told([first, first, first])
+
+
+def test_sampled_positions_are_the_same_wherever_reading_begins() -> None:
+    samples = [0]
+    while samples[-1] < 10_000:
+        samples.append(sample_behind(samples[-1]))
+    for position in (0, 1, 35, 36, 37, 100, 9_999):
+        assert next_sample(position) == min(sample for sample in samples if sample >= position)

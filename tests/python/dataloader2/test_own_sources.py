@@ -1,0 +1,302 @@
+"""Data sets of other libraries and of users: those that split themselves, that have epochs, and that are sets."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.linter import DataPipeLintWarning, lint
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.datapipes._pipe.datasets import splits_among_ranks, splits_itself
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.state import load_state, save_state
+
+
+class Epochs:
+    """Numbers in the order of an epoch that is set, as Hugging Face's data sets are."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(order_of(self._epoch))
+
+
+class CountingEpochs(Epochs):
+    """The same, which counts its epochs by itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        self._epoch += 1
+        return iter(order_of(self._epoch - 1))
+
+
+def order_of(epoch: int) -> list[int]:
+    numbers = list(range(10))
+    random.Random(epoch).shuffle(numbers)
+    return numbers
+
+
+def divided(pipe: Any, form: str) -> Any:
+    return getattr(pipe, form)()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("form", ["sharding_filter", "sharding_round_robin_dispatch"])
+def test_workers_read_the_epoch_that_was_set_in_the_main_process(form: str, method: str) -> None:
+    epochs, service = Epochs(), MultiProcessingReadingService(2, method)
+    end = service.initialize(divided(IterableWrapper(epochs, deepcopy=False), form))
+    try:
+        for epoch in (0, 1, 1, 5, 0):
+            epochs.set_epoch(epoch)
+            service.initialize_iteration(SeedGenerator(3))
+            assert list(end) == order_of(epoch)
+            service.finalize_iteration()
+    finally:
+        service.finalize()
+
+
+def test_epochs_that_copies_count_by_themselves_are_left_alone_until_one_is_set() -> None:
+    epochs, service = CountingEpochs(), MultiProcessingReadingService(2, "fork")
+    end = service.initialize(IterableWrapper(epochs, deepcopy=False).sharding_filter())
+    try:
+        for expected in (0, 1, 2):
+            service.initialize_iteration(SeedGenerator(3))
+            assert list(end) == order_of(expected)
+            service.finalize_iteration()
+        epochs.set_epoch(7)
+        service.initialize_iteration(SeedGenerator(3))
+        assert list(end) == order_of(7)
+    finally:
+        service.finalize()
+
+
+def test_a_state_has_the_epoch_in_which_it_was_saved() -> None:
+    epochs = Epochs()
+    epochs.set_epoch(3)
+    pipe = IterableWrapper(epochs)
+    items = iter(pipe)
+    begun = [next(items) for _ in range(4)]
+    epochs.set_epoch(4)  # of the next epoch already
+    other = IterableWrapper(Epochs())
+    load_state(other, save_state(pipe))
+    assert begun + list(other) == order_of(3)
+
+
+SETS: list[Any] = [{"d", "a", "c", "b"}, frozenset({b"b", b"a"}), {3, 1, 2}, {(1, "b"), (1, "a")}, {None, 2.5, "a"}]
+
+
+@pytest.mark.parametrize("members", SETS, ids=repr)
+def test_a_set_is_read_in_an_order_that_follows_from_its_members(members: Any) -> None:
+    plain = [each for each in members if type(each) in (str, bytes, int)]
+    in_order = sorted(members) if len(plain) == len(members) else sorted(members, key=repr)
+    assert list(IterableWrapper(members)) == in_order
+
+
+def test_a_set_of_strings_goes_on_in_a_process_with_another_hash_seed() -> None:
+    code = """
+import sys
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+pipe = IterableWrapper(set("abcdefghij"))
+if len(sys.argv) > 1:
+    load_state(pipe, eval(sys.argv[1]))
+    print(*pipe)
+else:
+    items = iter(pipe)
+    print(*(next(items) for _ in range(4)))
+    print(save_state(pipe))
+"""
+
+    def run(seed: str, *arguments: str) -> list[str]:
+        command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, check=True, timeout=250, stdout=subprocess.PIPE, text=True, env=environment)
+        return done.stdout.splitlines()
+
+    begun, state = run("1")
+    [rest] = run("2", state)
+    assert f"{begun} {rest}" == "a b c d e f g h i j"
+
+
+def test_workers_with_hash_seeds_of_their_own_share_out_a_set_of_strings() -> None:
+    service = MultiProcessingReadingService(2, "spawn")
+    with DataLoader2(IterableWrapper(set("abcdefghij")).sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == list("abcdefghij")
+
+
+def test_a_set_without_such_an_order_has_no_state() -> None:
+    pipe = IterableWrapper({frozenset("ab"), frozenset("cd")})
+    items = iter(pipe)
+    next(items)
+    with pytest.raises(TypeError, match="members have no order that is the same in each process.*give it a list"):
+        save_state(pipe)
+
+
+# -- data sets that split themselves -------------------------------------------------------------
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stand-ins of the classes of some libraries, by short names."""
+    data = pytest.importorskip("torch").utils.data
+
+    class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
+        """What all of them do, out of sight: `info` is bound in another module."""
+
+        def __iter__(self) -> Iterator[int]:
+            info = getattr(data, "get_worker" + "_info")()
+            return iter(range(10) if info is None else range(info.id, 10, info.num_workers))
+
+    class OwnIterator(Splitting):
+        def __next__(self) -> int:
+            raise AssertionError("it is iterated over first")
+
+    class DataPipeline(Splitting):
+        def __init__(self, *pipeline: Any) -> None:
+            self.pipeline = pipeline
+
+    classes = {
+        "webdataset.pipeline.DataPipeline": DataPipeline,
+        "streaming.base.dataset.StreamingDataset": type("StreamingDataset", (Splitting,), {}),
+        "litdata.streaming.dataset.StreamingDataset": type("StreamingDataset", (OwnIterator,), {}),
+    }
+    for path, cls in classes.items():
+        module, _, name = path.rpartition(".")
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+        setattr(sys.modules[module], name, cls)
+    return types.SimpleNamespace(wds=DataPipeline, mosaic=[*classes.values()][1], lit=[*classes.values()][2])
+
+
+def split_by_worker() -> None: ...
+
+
+def split_by_node() -> None: ...
+
+
+def test_data_sets_of_known_libraries_are_not_split_once_more(libraries: Any) -> None:
+    for dataset in (libraries.wds(split_by_worker), libraries.mosaic(), libraries.lit()):
+        assert splits_itself(dataset)
+        assert lint(IterableWrapper(dataset).shuffle()) == []
+        for pipe in (dataset, IterableWrapper(dataset, deepcopy=False)):
+            if pipe is dataset:
+                loader = DataLoader2.from_dataset(pipe, num_workers=2)
+            else:
+                loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
+            with loader:
+                assert sorted(loader) == list(range(10))
+    assert not splits_itself(libraries.wds())
+
+
+def test_data_sets_that_split_among_ranks_get_no_filter_at_all(libraries: Any) -> None:
+    assert [splits_among_ranks(one()) for one in (libraries.mosaic, libraries.lit, libraries.wds)] == [
+        True,
+        True,
+        False,
+    ]
+    assert splits_among_ranks(libraries.wds(split_by_node, split_by_worker))
+
+
+def test_a_filter_over_workers_that_coordinate_is_warned_of_by_name(libraries: Any) -> None:
+    service = MultiProcessingReadingService(2, "fork")
+    pipe = IterableWrapper(libraries.mosaic(), deepcopy=False).sharding_filter()
+    warned = pytest.warns(DataPipeLintWarning, match="StreamingDataset in IterableWrapper.*remove the filter")
+    with DataLoader2(pipe, reading_service=service) as loader, warned:
+        iter(loader)
+    [finding] = lint(IterableWrapper(libraries.lit()).shuffle().sharding_filter())
+    assert (finding.kind, finding.silent) == ("splits-itself", False)
+
+
+# -- ranks with uneven shares --------------------------------------------------------------------
+
+
+class Threads:
+    """Two ranks that are threads."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, tables: list[list[int]], barriers: list[threading.Barrier]) -> None:
+        self.rank, self.tables, self.barriers = rank, tables, barriers
+
+    def __deepcopy__(self, memo: Any) -> Threads:
+        return self
+
+    def _exchange(self, which: int, value: int) -> list[int]:
+        self.tables[which][self.rank] = value
+        self.barriers[which].wait(60)
+        values = list(self.tables[which])
+        self.barriers[which].wait(60)
+        return values
+
+    def broadcast(self, value: int) -> int:
+        return self._exchange(0, value)[0]
+
+    def all_reduce_min(self, value: int) -> int:
+        return min(self._exchange(1, value))
+
+
+def twenty(shard: int) -> list[int]:
+    return [20 * shard + number for number in range(20)]
+
+
+def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
+    """By rank, the lengths of two epochs; and what was warned of."""
+    barriers = [threading.Barrier(2), threading.Barrier(2)]
+    found: list[Any] = [None, None]
+    tables = [[0, 0], [0, 0]]
+
+    def run(rank: int) -> None:
+        service: Any = DistributedReadingService(process_group=Threads(rank, tables, barriers))
+        if workers:
+            service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
+        with DataLoader2(pipe, reading_service=service) as loader:
+            found[rank] = [sum(1 for _ in zip(range(take or 10**6), loader, strict=False)) for _ in range(2)]
+
+    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    return found, [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+
+
+@pytest.mark.parametrize(("shards", "workers", "left"), [(6, 2, 40), (7, 0, 20)])
+def test_one_warning_tells_how_many_items_uneven_shards_leave_out(shards: int, workers: int, left: int) -> None:
+    found, warned = lengths(IterableWrapper(range(shards)).sharding_filter().flatmap(twenty), workers)
+    assert found[0] == found[1]
+    [message] = warned
+    assert f"this rank has {left} items" in message
+    assert "multiple of the number of ranks" in message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_an_even_division_leaves_out_is_not_warned_of(workers: int) -> None:
+    assert lengths(IterableWrapper(range(27)).sharding_filter(), workers)[1] == []
+    assert lengths(IterableWrapper(range(27)).sharding_filter().batch(4), workers)[1] == []
+
+
+def test_loops_that_are_left_are_not_warned_of() -> None:
+    found, warned = lengths(IterableWrapper(range(200)).sharding_filter(), 0, take=5)
+    assert (found, warned) == ([[5, 5], [5, 5]], [])

@@ -1,0 +1,92 @@
+"""States and adapters that change a setting of a pipe: another setting is refused inside an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import ShardingPolicy, Shuffle
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+
+def batched() -> Any:
+    return IterableWrapper(range(100)).sharding_filter().batch(8).map(list)
+
+
+def shuffled() -> Any:
+    return IterableWrapper(range(100)).shuffle().sharding_filter()
+
+
+def shuffled_map() -> Any:
+    return SequenceWrapper(range(100)).shuffle().sharding_filter()
+
+
+def loader(pipe: Any, adapter: Any, workers: int) -> DataLoader2[Any]:
+    return DataLoader2(pipe, adapter, MultiProcessingReadingService(workers) if workers else None)
+
+
+def saved(pipe: Any, adapter: Any, workers: int, items: int) -> dict[str, Any]:
+    with loader(pipe, adapter, workers) as run:
+        run.seed(5)
+        for _, _ in zip(range(items), run, strict=False):
+            pass
+        return run.state_dict()
+
+
+OTHERS = [
+    (batched, None, ShardingPolicy(block=8), r"ShardingFilter, has ShardingPolicy\.block=1 in the state and 8"),
+    (batched, ShardingPolicy(block=8), None, r"ShardingFilter, has ShardingPolicy\.block=8 in the state and 1"),
+    (batched, None, ShardingPolicy(enable=False), r"ShardingPolicy\.enable=True in the state and False"),
+    (shuffled, None, Shuffle(False), r"Shuffler, has Shuffle\.enable=True in the state and False"),
+    (shuffled_map, None, Shuffle(False), r"Shuffler, has Shuffle\.enable=True in the state and False"),
+]
+
+
+@pytest.mark.parametrize(("pipe", "adapter", "other", "words"), OTHERS)
+@pytest.mark.parametrize(("workers", "later"), [(0, 0), (2, 2), (4, 3), (0, 2)])
+def test_another_setting_of_an_adapter_is_refused_inside_an_epoch(
+    pipe: Any, adapter: Any, other: Any, words: str, workers: int, later: int
+) -> None:
+    state = saved(pipe(), adapter, workers, 3)
+    with loader(pipe(), other, later) as run, pytest.raises(ValueError, match=f"inside an epoch.*{words}"):
+        run.load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_between_two_epochs_is_loaded_with_another_policy(workers: int) -> None:
+    state = saved(batched(), None, workers, 100)
+    with loader(batched(), ShardingPolicy(block=8), workers) as run:
+        run.load_state_dict(state)
+        assert list(run) == [list(range(start, min(start + 8, 100))) for start in range(0, 100, 8)]
+
+
+def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared() -> None:
+    state = saved(batched(), None, 4, 3)
+    run = DataLoader2(None, ShardingPolicy(block=8), MultiProcessingReadingService(3))
+    with run, pytest.raises(ValueError, match=r"ShardingPolicy\.block=1 in the state and 8"):
+        run.load_state_dict(state)
+    same = DataLoader2(None, ShardingPolicy(), MultiProcessingReadingService(4))
+    with same:
+        same.load_state_dict(state)
+        assert len(list(same)) == 13 - 3 + 3  # each worker has a last batch of its own
+
+
+def test_a_refused_number_of_workers_tells_that_the_policy_helps_the_next_run() -> None:
+    state = saved(batched(), None, 4, 3)
+    words = r"as many workers and ranks as before\. The adapter ShardingPolicy\(block=8\) helps the next run"
+    with loader(batched(), None, 3) as run:
+        run.load_state_dict(state)
+        with pytest.raises(ValueError, match=words):
+            iter(run)
+
+
+def test_a_state_of_a_graph_is_refused_by_one_that_deals_out_other_blocks() -> None:
+    run, other = batched(), batched()
+    next(iter(run))
+    other.datapipe.datapipe.set_sharding_block(8)
+    with pytest.raises(ValueError, match=r"ShardingPolicy\.block=1 in the state and 8 in this one"):
+        load_state(other, save_state(run))

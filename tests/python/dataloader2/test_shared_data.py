@@ -1,0 +1,337 @@
+"""A loader copies the pipes of a graph and shares the data in them, unless a start method has to pickle."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+
+torch = pytest.importorskip("torch")
+
+SIZE = 4
+
+
+class Views:
+    """Two tensors of one storage: one is written, the other one read."""
+
+    def __init__(self) -> None:
+        self.written = torch.zeros(SIZE)
+        self.read = self.written[:]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < SIZE:
+            raise IndexError(index)
+        return self.item(index)
+
+    def item(self, index: int) -> Any:
+        self.written[index] = 100.0
+        return self.read[index].item()
+
+
+class Forgetful(Views):
+    """Pickle and `copy` lose its contents."""
+
+    def __init__(self, value: int = 100) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return type(self), (0,)
+
+    def item(self, index: int) -> Any:
+        return self.value
+
+
+class Named(np.ndarray):
+    """An array with an attribute, which pickle loses."""
+
+    value: int | None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.value = getattr(other, "value", None)
+
+
+class HoldsArray(Views):
+    def __init__(self) -> None:
+        self.array = np.zeros(2).view(Named)
+        self.array.value = 100
+
+    def item(self, index: int) -> Any:
+        return self.array.value
+
+
+class HoldsHandles(Views):
+    """Neither pickle nor `copy` takes these."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.generator = (100 for _ in itertools.count())
+
+    def item(self, index: int) -> Any:
+        with self.lock:
+            return next(self.generator)
+
+
+class Source(IterDataPipe):
+    """A user's own pipe over data."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(self._data.__getitem__, range(SIZE))
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "IterableWrapper": lambda data: IterableWrapper(data, deepcopy=False).sharding_filter(),
+    "SequenceWrapper": lambda data: SequenceWrapper(data, deepcopy=False).to_iter_datapipe().sharding_filter(),
+    "a user's own pipe": lambda data: Source(data).sharding_filter(),
+    "a closure": lambda data: IterableWrapper(range(SIZE)).sharding_filter().map(lambda index: data[index]),
+    "a method": lambda data: IterableWrapper(range(SIZE)).sharding_filter().map(data.item),
+    "a partial": lambda data: (
+        IterableWrapper(range(SIZE)).sharding_filter().map(functools.partial(type(data).item, data))
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Views, Forgetful, HoldsArray, HoldsHandles])
+@pytest.mark.parametrize("way", [*WAYS, "from_dataset"])
+def test_data_that_does_not_survive_pickle_is_read_as_it_is(way: str, dataset: type, workers: int) -> None:
+    service = MultiProcessingReadingService(workers, "fork") if workers else None
+    if way == "from_dataset":
+        loader = DataLoader2.from_dataset(dataset(), reading_service=service)
+    else:
+        loader = DataLoader2(WAYS[way](dataset()), reading_service=service)
+    with loader:
+        assert [list(loader) for _ in range(2)] == [[100] * SIZE] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_generator_can_be_read_in_main_and_in_a_forked_worker(workers: int) -> None:
+    pipe = IterableWrapper((n for n in range(3)), deepcopy=False)
+    with DataLoader2(pipe, num_workers=workers) as loader:
+        assert list(loader) == [0, 1, 2]
+
+
+def test_items_in_main_are_the_objects_of_the_data_set() -> None:
+    items = [object() for _ in range(3)]
+    assert all(map(_same, DataLoader2.from_dataset(items), items))
+    items.append(object())
+    assert len(list(DataLoader2.from_dataset(items))) == 4
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other
+
+
+def test_what_a_program_tells_its_data_set_reaches_the_loader() -> None:
+    class Epochs:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([self.epoch, self.epoch])
+
+    dataset = Epochs()
+    loader = DataLoader2.from_dataset(dataset)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert list(loader) == [epoch, epoch]
+
+
+class Window(IterDataPipe):
+    """A user's pipe which keeps its iteration state in undeclared attributes."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.kept: deque[Any] = deque([0])
+        self.counts: dict[str, list[int]] = {"items": [0]}
+        self.generator = random.Random(3)
+        self.handlers = {"add": self._add}
+
+    def _add(self, item: Any) -> Any:
+        self.kept.append(item)
+        self.counts["items"][0] += 1
+        return sum(self.kept), self.counts["items"][0], self.generator.random()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield self.handlers["add"](item)
+
+
+def test_loaders_over_one_pipe_share_no_iteration_state() -> None:
+    pipe = Window(IterableWrapper(range(5)))
+    one, other = DataLoader2(pipe), DataLoader2(pipe)
+    pairs = list(zip(one, other, strict=True))
+    assert [mine for mine, _ in pairs] == [its for _, its in pairs] == list(pipe)
+
+
+def test_a_loaded_state_begins_with_the_iteration_state_that_the_pipe_had() -> None:
+    loader = DataLoader2(Window(IterableWrapper(range(5))))
+    state, items = loader.state_dict(), list(loader)
+    other = DataLoader2(Window(IterableWrapper(range(5))))
+    other.load_state_dict(state)
+    assert list(other) == items
+
+
+class Reader:
+    """An object of a user's class, which refers to a pipe."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+
+class Indirect(IterDataPipe):
+    def __init__(self, pipe: Any) -> None:
+        self.pipe, self.reader, self.call = pipe, Reader(pipe), functools.partial(iter, pipe)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.pipe is self.reader.pipe is self.call.args[0]
+        yield from self.reader.pipe
+
+
+def test_an_object_that_refers_to_a_pipe_refers_to_its_copy_in_a_loader() -> None:
+    pipe = Indirect(IterableWrapper([5]))
+    loader = DataLoader2(pipe)
+    assert list(loader) == [True, 5]
+    assert loader.datapipe.pipe is not pipe.pipe
+    assert loader.datapipe.reader is not pipe.reader
+
+
+def test_a_large_container_of_a_pipe_is_copied_and_its_members_are_shared() -> None:
+    class Holder(IterDataPipe):
+        def __init__(self) -> None:
+            self.rows = [[n] for n in range(10_000)]
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.rows)
+
+    pipe = Holder()
+    loader = DataLoader2(pipe)
+    assert loader.datapipe.rows is not pipe.rows
+    assert loader.datapipe.rows[7] is pipe.rows[7]
+
+
+def test_a_chain_of_a_thousand_pipes_can_be_loaded() -> None:
+    pipe: Any = IterableWrapper([0])
+    for _ in range(1000):
+        pipe = pipe.set_length(1)
+    assert len(DataLoader2(pipe)._pipeline.snapshot.copy()) == 1
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_over_data_that_cannot_be_pickled_has_states_without_its_pipe() -> None:
+    def loader() -> Any:
+        return DataLoader2.from_dataset(HoldsHandles())
+
+    one = loader()
+    next(iter(one))
+    state = one.state_dict()
+    assert state["serialized_datapipe"] is None
+    other = loader()
+    other.load_state_dict(state)
+    assert list(other) == [100] * (SIZE - 1)
+    with pytest.raises(
+        TypeError, match=r"SequenceWrapper cannot be pickled: its attribute 'sequence' .*with_pipe=False"
+    ):
+        one.state_dict(with_pipe=True)
+
+
+class Heavy:
+    pickled = 0
+
+    def __getstate__(self) -> bytes:
+        type(self).pickled += 1
+        return os.urandom(10_000)
+
+    def __setstate__(self, state: bytes) -> None: ...
+
+
+def test_a_state_pickles_no_more_of_the_data_than_it_may_hold() -> None:
+    loader = DataLoader2.from_dataset([Heavy() for _ in range(1000)])
+    assert Heavy.pickled == 0
+    assert loader.state_dict()["serialized_datapipe"] is None
+    assert 0 < Heavy.pickled < 200
+    assert len(loader.state_dict(with_pipe=True)["serialized_datapipe"]) > 10_000_000
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+class DiesOnce(Views):
+    """Cannot be pickled, and ends the first process that reads item 2."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("pickled")
+
+    def item(self, index: int) -> Any:
+        if index == 2 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_process_that_takes_the_place_of_a_dead_one_under_fork_inherits_the_data(tmp_path: Path) -> None:
+    service = MultiProcessingReadingService(1, "fork", on_worker_exit="restart")
+    with DataLoader2.from_dataset(DiesOnce(tmp_path / "died"), reading_service=service) as loader:
+        with pytest.warns(RuntimeWarning, match="SIGKILL"):
+            assert list(loader) == list(range(SIZE))
+        assert list(loader) == list(range(SIZE))
+
+
+class Shared(Views):
+    """Arrays and tensors that a worker changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.array, self.constant = np.zeros(1000), np.zeros(1000)
+        self.constant.flags.writeable = False
+        self.tensor = torch.zeros(1000)
+        self.same = [self.array, self.array]
+
+    def item(self, index: int) -> Any:
+        self.array[0] += 1
+        self.tensor[0] += 1
+        told = self.array[0], self.same[1][0], self.tensor[0].item(), bool(self.constant.flags.writeable)
+        return super().item(index), *map(float, told)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_spawned_workers_get_views_of_one_storage_and_write_to_memory_of_their_own(method: str) -> None:
+    dataset = Shared()
+    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        assert list(loader) == [(100.0, n, n, n, 0.0) for n in (1, 1, 2, 2)]
+    assert dataset.array[0] == dataset.tensor[0] == 0
+
+
+def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
+    from torchdata._engine.workers.group import _pickled
+
+    rows = list(torch.arange(100_000.0).view(200, -1))
+    pickled, buffers = _pickled([rows, rows, torch.stack(rows)[:, 0]])
+    assert sum(map(len, buffers)) == 400_000 + 800
+    assert len(pickled) < 100_000

@@ -1,0 +1,151 @@
+"""States that torchdata 0.9.0 has saved, with torch 2.13 and Python 3.11: the epoch starts again with one warning.
+
+The files hold `pickle.dumps(loader.state_dict())` of loaders over 20 numbers, most of them after 3 items and with seed
+5. The pipes are those of `pipe_of`, the services those of `service_of`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+    describe,
+)
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+FOLDER = Path(__file__).parents[1] / "data" / "states_of_0_9"
+NAMES = sorted(path.stem for path in FOLDER.iterdir())
+WORDS = "saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again"
+
+SERVICES: dict[str, Any] = {
+    "in_process": InProcessReadingService,
+    "workers": lambda: MultiProcessingReadingService(2),
+    "dispatching": lambda: MultiProcessingReadingService(2),
+    "sequential": lambda: SequentialReadingService(MultiProcessingReadingService(2)),
+}
+
+
+def state_of(name: str) -> dict[str, Any]:
+    state: dict[str, Any] = pickle.loads((FOLDER / f"{name}.pkl").read_bytes())
+    return state
+
+
+def pipe_of(name: str) -> Any:
+    numbers = list(range(20))
+    if name == "dispatching":
+        return IterableWrapper(numbers).sharding_round_robin_dispatch()
+    if name == "map_pipe":
+        return SequenceWrapper(numbers).shuffle()
+    if name == "cycled":
+        return IterableWrapper(numbers).cycle(2).enumerate().in_memory_cache()
+    return IterableWrapper(numbers).shuffle(buffer_size=8).sharding_filter().map(str)
+
+
+def service_of(name: str) -> Any:
+    return SERVICES.get(name, lambda: None)()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_loader_with_its_own_pipe_starts_the_epoch_again_with_the_seed_of_the_state(
+    name: str, allow_pickle: bool
+) -> None:
+    state = state_of(name)
+    with DataLoader2(pipe_of(name), reading_service=service_of(name)) as seeded:
+        seeded.seed(5)
+        expected = [list(seeded) for _ in range(2)]
+    with (
+        DataLoader2(pipe_of(name), reading_service=service_of(name)) as loader,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        loader.load_state_dict(state, allow_pickle=allow_pickle)
+        epochs = [list(loader) for _ in range(2)]
+    assert [WORDS in str(warning.message) for warning in told] == [True]
+    assert told[0].filename == __file__
+    if state["randomness_state"][0] is None:
+        assert [sorted(epoch) for epoch in epochs] == [sorted(epoch) for epoch in expected]
+    else:
+        assert epochs == expected
+    assert "seed" in describe(state)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"cycled"}))
+@pytest.mark.parametrize("way", ["from_state", "no pipe"])
+def test_the_pipe_of_the_state_is_read_where_there_is_no_other(name: str, way: str) -> None:
+    pytest.importorskip("torch.utils.data.datapipes", reason="the pipe of the state is made of torch's classes")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if way == "from_state":
+            loader = DataLoader2.from_state(state_of(name), service_of(name))
+        else:
+            loader = DataLoader2(None, reading_service=service_of(name))
+            loader.load_state_dict(state_of(name))
+        with loader:
+            epochs = [sorted(loader, key=int) for _ in range(2)]
+    assert [WORDS in str(warning.message) for warning in told] == [True]
+    assert told[0].filename == __file__
+    assert [list(map(int, epoch)) for epoch in epochs] == [list(range(20))] * 2
+
+
+def test_a_pipe_that_has_other_attributes_now_is_named_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"InMemoryCacheHolder lacks its argument 'size'\. Make a DataLoader2 with"):
+        DataLoader2.from_state(state_of("cycled"), None)
+
+
+def test_a_state_of_the_loader_that_has_loaded_one_goes_on_as_any_other() -> None:
+    with DataLoader2(pipe_of("plain")) as loader:
+        with pytest.warns(UserWarning, match=WORDS):
+            loader.load_state_dict(state_of("in_process"))
+        epoch = iter(loader)
+        head = [next(epoch) for _ in range(4)]
+        state = loader.state_dict()
+        rest = list(epoch)
+    with DataLoader2(pipe_of("plain")) as other:
+        other.load_state_dict(state)
+        assert list(other) == rest
+    assert sorted(map(int, head + rest)) == list(range(20))
+
+
+def test_a_state_without_randomness_as_earlier_releases_saved_it_is_taken() -> None:
+    state = state_of("in_process")
+    del state["randomness_state"]
+    with DataLoader2(pipe_of("plain")) as loader:
+        with pytest.warns(UserWarning, match=WORDS):
+            loader.load_state_dict(state)
+        assert sorted(loader, key=int) == list(map(str, range(20)))
+
+
+class Boom:
+    opened = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Boom, "opened", True)
+
+
+def test_what_the_state_pickles_beside_the_pipe_is_never_opened() -> None:
+    state = state_of("plain")
+    seed, due, *_ = state["randomness_state"]
+    state["randomness_state"] = (seed, due, pickle.dumps(Boom()), pickle.dumps(Boom()))
+    with DataLoader2(pipe_of("plain")) as loader:
+        with pytest.warns(UserWarning, match=WORDS):
+            loader.load_state_dict(state)
+        assert len(list(loader)) == 20
+    services = SequentialReadingService(InProcessReadingService())
+    state["reading_service_state"] = pickle.dumps([Boom()])
+    with DataLoader2(pipe_of("plain"), reading_service=services) as loader:
+        with pytest.warns(UserWarning, match=WORDS):
+            loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="not that of a SequentialReadingService"):
+            iter(loader)
+    assert not Boom.opened

@@ -1,0 +1,127 @@
+"""Faults of servers and networks: requests are sent again, bodies continued, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import time
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+
+import faulty_http
+from process_checks import nothing_is_left  # noqa: F401
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import GDriveReader, HttpReader, IterableWrapper, OnlineReader
+from torchdata.datapipes.iter.web import client
+
+CONTENT = b"".join(b"line %d\n" % number for number in range(20_000))
+
+
+def content_of_item(item: tuple[str, io.BufferedReader]) -> bytes:
+    return item[1].read()
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "BACKOFF", 0.001)
+    monkeypatch.setattr(client, "LONGEST_WAIT", 0.001)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte(workers: int) -> None:
+    """The same with thousands of faults: `python tests/python/support/faulty_http.py --faults 3000`."""
+    with faulty_http.running(seed=workers) as server:
+        pipe = IterableWrapper(server.urls(40)).sharding_filter()
+        pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(content_of_item)
+        service = MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
+        with DataLoader2(pipe, reading_service=service) as loader:
+            assert list(loader) == server.contents(40)
+            retries = sum(pipe.retries for pipe in loader.stats().pipes)
+            shown = str(loader.stats())
+        faults = server.faults().total()
+    assert faults > 40
+    assert retries >= faults  # more where a busy machine was silent for too long
+    assert "requests sent again after a fault" in shown
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("fault", faulty_http.FAULTS)
+def test_each_fault_is_an_error_if_it_stays(fault: str) -> None:
+    with faulty_http.running(1, [fault], spared=0.0) as server:
+        [url], [content] = server.urls(1), server.contents(1)
+        with pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError), match="HttpReader"):
+            [stream.read() for _, stream in HttpReader([url], timeout=faulty_http.TIMEOUT, max_retries=0)]
+        assert server.faults() == {fault: 1}
+        [(_, stream)] = HttpReader([url], timeout=faulty_http.TIMEOUT, max_retries=10)
+        assert stream.read() == content
+        assert server.faults() == {fault: faulty_http.IN_A_ROW}
+
+
+@pytest.mark.parametrize("habit", [{}, {"ranges": "no"}, {"chunked": 1}, {"validator": "weak"}, {"validator": "none"}])
+def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[str, Any]) -> None:
+    url = web.url("a", CONTENT, drop=100_000, **habit)
+    [(_, stream)] = HttpReader([url])
+    if habit.get("ranges") == "no":  # each answer is cut at the same byte
+        with pytest.raises(urllib3.exceptions.ProtocolError, match="from byte 100000 on"):
+            stream.read()
+        return
+    lines = list(stream)
+    assert b"".join(lines) == CONTENT
+    asked = [request.get("Range") for request in web.requests()]
+    assert asked[0] is None
+    assert all(range_ is not None for range_ in asked[1:])
+    conditions = [request.get("If-Range") for request in web.requests()[1:]]
+    assert all((condition is None) == (habit.get("validator") in ("weak", "none")) for condition in conditions)
+
+
+def test_a_file_that_changes_during_a_break_is_an_error(web: Any) -> None:
+    url = web.url("a", CONTENT, drop=100_000)
+    [(_, opened)] = HttpReader([url])
+    assert opened.read(10) == CONTENT[:10]
+    web.url("a", CONTENT[::-1])
+    with pytest.raises(RuntimeError, match=r"HttpReader cannot go on with .*the file has changed: its ETag"):
+        opened.read()
+
+
+def test_a_copy_of_a_stream_that_was_continued_stands_where_it_stood(web: Any) -> None:
+    [(_, stream)] = HttpReader([web.url("a", CONTENT, drop=100_000)])
+    assert stream.read(150_000) == CONTENT[:150_000]
+    twin = pickle.loads(pickle.dumps(stream))
+    assert twin.read() == stream.read() == CONTENT[150_000:]
+
+
+@pytest.mark.parametrize(("status", "requests_sent"), [(503, 3), (404, 1), (403, 1)])
+def test_only_answers_that_may_pass_are_asked_for_again(web: Any, status: int, requests_sent: int) -> None:
+    with pytest.raises(requests.HTTPError, match=rf"HttpReader cannot open 'http.*': {status} "):
+        list(HttpReader([web.url("a", b"x", status=status)], max_retries=2))
+    assert len(web.requests()) == requests_sent
+
+
+def test_a_server_that_stays_silent_is_a_timeout_after_the_last_attempt(web: Any) -> None:
+    with pytest.raises(requests.ReadTimeout, match=r"0\.1 s of silence, in 2 attempts"):
+        list(HttpReader([web.url("a", b"x", wait="never")], timeout=0.1, max_retries=1))
+    assert len(web.requests()) == 2
+
+
+@pytest.mark.parametrize("asked", ["0", "1000000", "Wed, 21 Oct 2065 07:28:00 GMT"])
+def test_a_server_does_not_make_a_reader_wait_for_long(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    policy = client.Retrying("HttpReader", 3).policy()
+    answer = urllib3.HTTPResponse(status=429, headers={"Retry-After": asked})
+    policy = policy.increment("GET", "/", response=answer)
+    policy.sleep(answer)
+    assert slept == ([] if asked == "0" else [client.LONGEST_WAIT])
+
+
+@pytest.mark.parametrize("reader", [HttpReader, OnlineReader, GDriveReader])
+def test_the_number_of_retries_is_checked_and_pickles(reader: Any) -> None:
+    with pytest.raises(ValueError, match=f"{reader.__name__}: max_retries"):
+        reader([], max_retries=-1)
+    with pytest.raises(TypeError, match=f"{reader.__name__}: max_retries"):
+        reader([], max_retries=1.5)
+    assert pickle.loads(pickle.dumps(reader([], max_retries=7)))._retrying.max_retries == 7

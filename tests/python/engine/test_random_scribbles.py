@@ -1,0 +1,57 @@
+"""Random bytes in the memory that processes share (see `random_scribbles`), and damaged pages of counters."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import warnings
+
+import pytest
+
+import random_scribbles
+from process_checks import loader, nothing_is_left  # noqa: F401
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is found by its name in Linux's /proc"),
+    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
+]
+
+#: The offsets of main's page of counters, and in a page of the role and of the number of pipes.
+PAGE, ROLE, PIPES = 4096, 4, 28
+
+
+@pytest.mark.parametrize("first", [1, 21])
+def test_random_bytes_in_shared_memory_end_in_right_items_or_an_error_and_all_is_released(first):
+    """`python -m random_scribbles` tries thousands."""
+    for seed in range(first, first + 20):
+        random_scribbles.check(random_scribbles.Plan(seed))
+
+
+def damage(offset, value):
+    """Writes a word into main's page of the counters."""
+    (board,) = [first for first, _, kind in random_scribbles._mappings() if kind == "counters"]
+    ctypes.c_uint32.from_address(board + PAGE + offset).value = value
+
+
+@pytest.mark.parametrize("offset", [ROLE, PIPES])
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_ends(offset, action, monkeypatch):
+    errors = []
+    monkeypatch.setattr(threading, "excepthook", lambda one: errors.append(one.exc_value))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter(action)
+        dl = loader(IterableWrapper(range(20)).sharding_filter())
+        items = iter(dl)
+        got = [next(items)]
+        damage(offset, 2**32 - 1)
+        shown = dl.stats()
+        dl.diagnose()
+        got += items
+        dl.shutdown()
+        assert dl.stats().main is None
+    assert got == list(range(20))
+    assert [process.role for process in shown.processes] == ["worker", "worker"]
+    (warning,) = errors if action == "error" else [one.message for one in told]
+    assert str(warning).startswith("the statistics of this loader are incomplete: page 0 of the counters")

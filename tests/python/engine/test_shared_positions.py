@@ -1,0 +1,133 @@
+"""Files that forked workers read through one position are told in one warning, and nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import warnings
+
+import pytest
+
+import families
+from families import FAMILIES
+from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from torchdata._engine.processes import positions
+from torchdata.datapipes.iter import IterableWrapper
+
+COUNT, ROW = 200, 1024
+SAID = "workers read `rows.bin` through a file position that they share: open it in the worker"
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="the kernel does not count reads")
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told(monkeypatch):
+    monkeypatch.setattr(positions, "_told", set())
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "rows.bin"
+    file.write_bytes(bytes(COUNT * ROW))
+    return file
+
+
+@pytest.fixture
+def file(path):
+    with open(path, "rb", buffering=0) as opened:
+        yield opened
+
+
+def row(file, x):
+    file.seek(x * ROW)
+    return file.read(1)
+
+
+def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
+    """The warnings of some epochs, between whose items main does something."""
+    before, families.WORKERS = families.WORKERS, workers
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(epochs):
+                with FAMILIES[family](method, function, COUNT) as items:
+                    for _ in items:
+                        between()
+    finally:
+        families.WORKERS = before
+    return [str(one.message) for one in found if "position" in str(one.message)]
+
+
+#: Functions cannot hold a file, as `DataLoader2` copies them.
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_whose_position_workers_share_is_told_once(family, file, path):
+    (said,) = told(family, lambda x: row(file, x) and x)
+    assert said.startswith(SAID)
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_workers_that_open_the_file_themselves_are_not_told(family, file, path):
+    def opens(x):
+        with open(path, "rb") as own:
+            return row(own, x) and x
+
+    assert told(family, opens) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_worker_has_the_position_to_itself(family, file):
+    assert told(family, lambda x: row(file, x) and x, workers=1) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reads_of_the_main_process_are_not_taken_for_those_of_workers(family, file, path):
+    def opens(x):
+        with open(path, "rb") as own:
+            return row(own, x) and x
+
+    assert told(family, opens, between=lambda: row(file, 5)) == []
+
+
+def test_reads_of_a_thread_in_the_main_process_are_not_taken_for_those_of_workers(file, path):
+    over, began = threading.Event(), threading.Event()
+
+    def read_on():
+        while not over.is_set():
+            row(file, 7)
+            began.set()
+
+    def opens(x):
+        with open(path, "rb") as own:
+            return row(own, x) and x
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    try:
+        assert began.wait(60)
+        assert told("DataLoader2", opens) == []
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("reads", "count"), [("dispatched", 0), ("mapped", 1)])
+def test_a_file_that_the_dispatching_process_alone_reads_is_not_told(reads, count, file):
+    calls = itertools.count()
+
+    def read(x):
+        row(file, next(calls) % COUNT)  # another row ends the next epoch
+        return x
+
+    functions = {"dispatched": (read, abs), "mapped": (abs, read)}[reads]
+    pipe = IterableWrapper(range(COUNT)).map(functions[0]).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with warnings.catch_warnings(record=True) as found, loader(pipe.map(functions[1]), 3) as dl:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert sorted(dl) == list(range(COUNT))
+    assert sum(SAID in str(one.message) for one in found) == count
+
+
+def test_a_file_that_no_worker_reads_is_not_told(file):
+    assert told("DataLoader2", lambda x: x) == []

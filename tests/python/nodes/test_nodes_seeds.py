@@ -1,0 +1,101 @@
+"""`ParallelMapper(method="process")`: the random numbers of its processes."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from torch.utils.data import DataLoader, RandomSampler  # noqa: E402
+
+from dying import Dying  # noqa: E402
+from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper  # noqa: E402
+
+Draws = list[tuple[float, float, float]]
+
+
+def draw(_item: Any) -> tuple[float, float, float]:
+    return torch.rand((), dtype=torch.float64).item(), random.random(), float(np.random.rand())
+
+
+class Drawing:
+    def __getitem__(self, index: int) -> tuple[float, float, float]:
+        return draw(index)
+
+    def __len__(self) -> int:
+        return 6
+
+
+class DrawsOnceReady:
+    """Draws in each of two processes once both have an item."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, item: Any) -> tuple[float, float, float]:
+        (self.folder / str(os.getpid())).touch()
+        wait_for(lambda: len(list(self.folder.iterdir())) == 2)
+        return draw(item)
+
+
+def mapper(source: Any, function: Any, workers: int, context: str = "fork", **options: Any) -> ParallelMapper[Any]:
+    return ParallelMapper(source, function, workers, method="process", multiprocessing_context=context, **options)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_a_process_draws_what_a_worker_of_torch_draws(context: str) -> None:
+    torch.manual_seed(7)
+    expected = [tuple(row) for row in DataLoader(Drawing(), None, num_workers=1, multiprocessing_context="fork")]
+    torch.manual_seed(7)
+    with Loader(mapper(IterableWrapper(range(6)), draw, 1, context)) as loader:
+        assert list(loader) == expected
+
+
+def test_no_two_processes_draw_alike(tmp_path: Path) -> None:
+    with Loader(mapper(IterableWrapper([[n] for n in range(8)]), DrawsOnceReady(tmp_path), 2)) as loader:
+        for column in zip(*loader, strict=True):
+            assert len(set(column)) == 8
+
+
+def test_nor_do_those_of_two_mappers_in_one_graph() -> None:
+    inner = mapper(IterableWrapper(range(4)), lambda item: (draw(item),), 1)
+    with Loader(mapper(inner, lambda draws: (*draws, draw(None)), 1)) as loader:
+        came = [one for pair in loader for one in pair]
+    assert len(set(came)) == 8
+
+
+def test_the_main_process_draws_as_if_there_were_no_processes() -> None:
+    """So an order that is drawn from the global generator is the same with threads and with processes."""
+    orders = []
+    for method in ("thread", "process"):
+        torch.manual_seed(3)
+        source = SamplerWrapper(RandomSampler(range(10)))  # type: ignore[arg-type]
+        with Loader(ParallelMapper(source, abs, 1, method=method, multiprocessing_context="fork")) as loader:  # type: ignore[arg-type]
+            orders.append((list(loader), list(loader), torch.rand(()).item()))
+    assert orders[0] == orders[1]
+
+
+class DrawsAndDies:
+    def __init__(self, folder: Path) -> None:
+        self.dying = Dying(folder, {3: 1})
+
+    def __call__(self, item: int) -> tuple[float, float, float]:
+        self.dying(item)
+        return draw(item)
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path, context: str) -> None:
+    node = mapper(IterableWrapper(range(8)), DrawsAndDies(tmp_path), 1, context, on_worker_exit="restart")
+    with Loader(node) as loader:
+        came = list(loader)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(set(came)) == 8

@@ -1,0 +1,189 @@
+"""Nodes that upstream's main branch has beyond 0.11: Shuffler, Collator, Compose, and MapStyleWrapper with workers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from torch.utils.data import RandomSampler, SequentialSampler  # noqa: E402
+
+from node_sources import numbers  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    Collator,
+    Compose,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    MapStyleWrapper,
+    ParallelMapper,
+    Prefetcher,
+    Shuffler,
+    Unbatcher,
+)
+
+
+def negative(number: int) -> int:
+    return -number
+
+
+GRAPHS: dict[str, Callable[[], BaseNode[Any]]] = {
+    "stored": lambda: Shuffler(numbers(17), 5, seed=3),
+    "without a seed": lambda: Shuffler(numbers(17), 5),
+    "read again": lambda: Shuffler(numbers(17), 5, store_buffer=False),
+    "larger than the data": lambda: Shuffler(numbers(7), 50, store_buffer=False),
+    "out of order": lambda: Shuffler(ParallelMapper(numbers(17), negative, 2, in_order=False), 5, store_buffer=False),
+    "read ahead": lambda: Prefetcher(Batcher(Shuffler(Prefetcher(numbers(17), 2), 4), 2, drop_last=False), 2),
+    "batches": lambda: Unbatcher(Batcher(Shuffler(numbers(17), 5, store_buffer=False), 3, drop_last=False)),
+    "collated": lambda: Collator(numbers(9), 2, collate_fn=sum, drop_last=False),
+    "map style": lambda: MapStyleWrapper(list(range(9)), SequentialSampler(range(9)), num_workers=2, prebatch=2),
+}
+
+
+@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
+def test_a_state_from_anywhere_goes_on_exactly(make: Callable[[], BaseNode[Any]]) -> None:
+    with Loader(make()) as loader:
+        states, came = [copy.deepcopy(loader.state_dict())], []
+        for item in loader:
+            came.append(item)
+            states.append(pickle.loads(pickle.dumps(loader.state_dict())))
+    for count, state in enumerate(states[:-1]):
+        with Loader(make()) as loader:
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            rest = [next(iterator)]
+            again = copy.deepcopy(loader.state_dict())  # a state of a loader that was resumed
+            rest += list(iterator)
+            assert sorted(came[:count] + rest) == sorted(came)
+        with Loader(make(), restart_on_stop_iteration=False) as loader:
+            loader.load_state_dict(again)
+            assert sorted([*came[:count], rest[0], *loader]) == sorted(came)
+        if make is not GRAPHS["out of order"]:
+            assert rest == came[count:]
+
+
+def test_the_order_is_random_within_the_buffer_and_follows_from_the_seed() -> None:
+    loader = Loader(Shuffler(numbers(100), 10, seed=1))
+    first = list(loader)
+    assert sorted(first) == list(range(100))
+    assert first != list(range(100))
+    assert all(number - place <= 10 for place, number in enumerate(first))
+    assert list(loader) == first
+    assert list(Loader(Shuffler(numbers(100), 10, seed=2))) != first
+    unseeded = Loader(Shuffler(numbers(100), 10))
+    assert list(unseeded) != list(unseeded)
+
+
+def test_a_copy_of_a_shuffler_has_random_numbers_of_its_own() -> None:
+    loader = Loader(Shuffler(numbers(50), 10, seed=1))
+    other = copy.copy(loader)
+    iterator, another = iter(loader), iter(other)
+    assert [next(iterator) for _ in range(20)] == [next(another) for _ in range(20)]
+
+
+def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
+    def fails_once(number: int, failed: list[int] = []) -> int:  # noqa: B006
+        if number == 6 and not failed:
+            failed.append(number)
+            raise KeyError(number)
+        return number
+
+    node, came = Shuffler(Mapper(numbers(12), fails_once), 4), []
+    with pytest.raises(KeyError):
+        while True:
+            came.append(next(node))
+    came += list(node)
+    assert sorted(came) == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"buffer_size": 9}, "'buffer_size'"),
+        ({"rng_state": [3, [1, 2], None]}, "'rng_state'"),
+        ({"buffer": 3}, "'buffer'"),
+        ({"num_yielded": -1}, "'num_yielded'"),
+        ({"store_buffer": False, "num_yielded": 50}, "its source has only"),
+    ],
+)
+def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(change: dict[str, Any], said: str) -> None:
+    loader = Loader(Shuffler(numbers(17), 5))
+    next(iter(loader))
+    state = copy.deepcopy(loader.state_dict())
+    state["root"] |= change
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=said):
+        iter(loader)
+
+
+def test_a_collator_collates_as_torch_does_unless_it_has_a_function() -> None:
+    batches = list(Collator(IterableWrapper([{"a": n} for n in range(5)]), 2))
+    assert [batch["a"].tolist() for batch in batches] == [[0, 1], [2, 3]]
+    node = Collator(numbers(5), 2, collate_fn=tuple, drop_last=False)
+    assert isinstance(node, Batcher)
+    assert list(Loader(node)) == [(0, 1), (2, 3), (4,)]
+    assert len(Loader(node)) == 3
+
+
+def test_a_batch_whose_collating_was_cut_off_comes_again() -> None:
+    def interrupted(batch: list[int], calls: list[int] = []) -> tuple[int, ...]:  # noqa: B006
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return tuple(batch)
+
+    loader = Loader(Collator(numbers(5), 2, collate_fn=interrupted, drop_last=False))
+    iterator = iter(loader)
+    assert next(iterator) == (0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    state = copy.deepcopy(loader.state_dict())
+    assert list(iterator) == [(2, 3), (4,)]
+    loader.load_state_dict(state)
+    assert list(loader) == [(2, 3), (4,)]
+
+
+def test_a_stop_iteration_of_a_collate_function_is_not_the_end() -> None:
+    def stops(batch: list[int]) -> Iterator[int]:
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match="collate_fn of Collator raised StopIteration"):
+        list(Collator(numbers(4), 2, collate_fn=stops))
+
+
+def test_composed_functions_are_called_in_order_and_pickle() -> None:
+    composed = pickle.loads(pickle.dumps(Compose([int, negative, str])))
+    assert list(Mapper(IterableWrapper(["1", "2"]), composed)) == ["-1", "-2"]
+    assert repr(Compose([int])) == "Compose([<class 'int'>])"
+    with pytest.raises(ValueError, match="at least one function"):
+        Compose([])
+    with pytest.raises(TypeError, match=r"Compose: fns\[1\]"):
+        Compose([int, 3])  # type: ignore[list-item]
+
+
+class Squares:
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+    def __len__(self) -> int:
+        return 9
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "method": "process"}])
+def test_a_map_style_wrapper_takes_the_arguments_of_a_parallel_mapper(options: dict[str, Any]) -> None:
+    if options.get("method"):
+        options = {**options, "multiprocessing_context": "fork"}
+    with Loader(MapStyleWrapper(Squares(), SequentialSampler(range(9)), **options)) as loader:  # type: ignore[arg-type]
+        assert list(loader) == [n * n for n in range(9)]
+    shuffled = MapStyleWrapper(Squares(), RandomSampler(range(9)), in_order=False, **options)  # type: ignore[arg-type]
+    with Loader(shuffled) as loader:
+        assert sorted(loader) == [n * n for n in range(9)]
+    with pytest.raises(TypeError, match="in_oder"):
+        MapStyleWrapper(Squares(), SequentialSampler(range(9)), in_oder=False)  # type: ignore[arg-type]

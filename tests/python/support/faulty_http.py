@@ -1,0 +1,191 @@
+"""A local HTTP server with faults at random, and a driver that reads through them: no epoch ends, all bytes are equal.
+
+Role: the server is a process of its own, as in `http_server`. Of the requests for one file, at most `IN_A_ROW` in a row
+meet a fault before one is answered in full, so a client that retries more often always gets the file. By hand:
+
+    python tests/python/support/faulty_http.py --faults 3000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
+IN_A_ROW = 3
+#: Seconds of silence that the driver's reader allows.
+TIMEOUT = 1.0
+
+
+def content_of(seed: int, number: int) -> bytes:
+    """The content of a file: up to some hundred thousand bytes."""
+    chance = random.Random(f"{seed} {number}")
+    return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request, or spoils it."""
+
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path.strip("/")
+        if path == "faults":
+            return self.answer(json.dumps(self.server.met).encode(), 200, {})
+        body = content_of(self.server.seed, int(path))
+        headers, status = {"ETag": f'"{path}"'}, 200
+        if asked := self.headers["Range"]:
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                return self.answer(b"", 416, {**headers, "Content-Range": f"bytes */{len(body)}"})
+            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            body, status = body[start:], 206
+        fault = self.server.fault_for(path, self.server.chance.random() < self.server.spared)
+        self.spoil(fault, body, status, headers) if fault else self.answer(body, status, headers)
+
+    def spoil(self, fault: str, body: bytes, status: int, headers: dict[str, str]) -> None:
+        self.close_connection = True
+        part = body[: self.server.chance.randrange(len(body) + 1)]
+        if fault in ("503", "500"):
+            self.close_connection = False
+            self.answer(b"sorry", int(fault), {})
+        elif fault.startswith("429"):
+            when = self.date_time_string() if "date" in fault else self.server.chance.choice(["0", "1"])
+            self.answer(b"too many", 429, {"Retry-After": when})
+        elif fault == "slow":
+            self.connection.recv(1)  # until the client gives up
+        elif fault not in ("reset", "hang-up"):
+            extra = 7 if fault == "wrong length" else 1
+            self.answer(body if fault == "wrong length" else part, status, headers, announced=len(body) + extra)
+            if fault == "slow body":
+                self.connection.recv(1)
+        if "reset" in fault:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def answer(self, body: bytes, status: int, headers: dict[str, str], announced: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if announced is None else announced))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class Listener(ThreadingHTTPServer):
+    """Chooses the faults."""
+
+    def __init__(self, seed: int, faults: list[str], spared: float) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seed, self.chance, self.faults, self.spared = seed, random.Random(seed), faults, spared
+        self.met: Counter[str] = Counter()
+        self.in_a_row: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def fault_for(self, path: str, spared: bool) -> str | None:
+        with self.lock:
+            if spared or self.in_a_row[path] == IN_A_ROW:
+                self.in_a_row[path] = 0
+                return None
+            self.in_a_row[path] += 1
+            fault = self.chance.choice(self.faults)
+            self.met[fault] += 1
+            return fault
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), (ConnectionError, OSError, ValueError)):
+            super().handle_error(request, client_address)
+
+
+class Faulty:
+    """The server as a client sees it."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self.root, self.seed = f"http://127.0.0.1:{port}", seed
+
+    def urls(self, count: int) -> list[str]:
+        return [f"{self.root}/{number}" for number in range(count)]
+
+    def contents(self, count: int) -> list[bytes]:
+        return [content_of(self.seed, number) for number in range(count)]
+
+    def faults(self) -> Counter[str]:
+        """How many requests met which fault."""
+        with urllib.request.urlopen(f"{self.root}/faults") as answer:
+            return Counter(json.load(answer))
+
+
+@contextmanager
+def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
+    """Runs a server until the block ends.
+
+    Args:
+        seed: what contents and faults follow from.
+        faults: those to choose from.
+        spared: the share of requests that are answered without having met `IN_A_ROW` faults before.
+    """
+    command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield Faulty(int(process.stdout.readline()), seed)
+        finally:
+            process.stdin.close()
+            process.wait(120)
+
+
+def serve(seed: int, faults: list[str], spared: float) -> None:
+    server = Listener(seed, faults, spared)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+
+
+def drive(seed: int, wanted: int) -> None:
+    """Reads epochs until that many requests have met faults."""
+    from torchdata.datapipes.iter import HttpReader
+    from torchdata.datapipes.iter.web import client
+
+    client.BACKOFF, client.LONGEST_WAIT = 0.001, 0.001
+    with running(seed) as server:
+        epochs = 0
+        while (met := server.faults()).total() < wanted:
+            count, read = 50, random.Random(epochs).choice([-1, 1000, 100_000])
+            pipe = HttpReader(server.urls(count), timeout=TIMEOUT, max_retries=10)
+            for (url, stream), content in zip(pipe, server.contents(count), strict=True):
+                assert b"".join(iter(lambda: stream.read(read), b"")) == content, url  # noqa: B023
+            epochs += 1
+            print(f"{epochs} epochs of {count} files, {met.total()} faults", flush=True)
+        print(dict(met))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--serve")
+    parser.add_argument("--spared", type=float, default=0.2)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.seed, arguments.serve.split(","), arguments.spared)
+    else:
+        drive(arguments.seed, arguments.faults)

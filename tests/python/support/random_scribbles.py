@@ -1,0 +1,248 @@
+"""Random bytes in the memory that processes share: each run ends in right items or an error, and all is released.
+
+    python -m random_scribbles --seconds 1800 --runs 5000     # in tests/python/support
+
+A worker, the dispatching process or the main process writes random bytes into the rings, the bells, the counters or the
+memory for stacks, once or with each item. The blocks of arrays are left alone: their bytes are the user's and carry no
+check. Whatever was hit, the items are a beginning of the right ones, and `stats`, `diagnose`, `shutdown` and the end of
+the objects raise nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import random
+import re
+import sys
+import threading
+import time
+import warnings
+
+from driving import drive, parser_of
+from families import TORCH, Mapped, identity
+from leftovers import children
+from torchdata._engine.processes import shutdown
+from torchdata._observe.outside import attaching, stalls
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+COUNT, WORKERS = 30, 2
+#: Seconds without an item after which a damaged link is an error.
+TIMEOUT = 0.5
+#: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with the default sizes.
+_BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-s \S+ \S+ \S+\s+/memfd:torchdata(\S*)")
+_TARGETS = ("links", "bells", "counters", "stacks", "any")
+
+
+def _mappings():
+    """Address, length and kind of each shared mapping of this process."""
+    with open("/proc/self/maps") as maps:
+        found = [_MAPPING.match(line) for line in maps]
+    for one in filter(None, found):
+        first, length = int(one[1], 16), int(one[2], 16) - int(one[1], 16)
+        kind = "counters" if one[3] == "-stats" else "bells" if length <= 16384 else "links"
+        yield first, min(length, _BEFORE_BLOCKS) if kind == "links" else length, kind
+
+
+def _stacks():
+    """The descriptors into which processes write their stacks."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
+                yield int(name)
+        except OSError:
+            continue
+
+
+class Scribbler:
+    """Writes random bytes into shared memory of one kind."""
+
+    def __init__(self, seed, target, most):
+        self.seed, self.target, self.most = seed, target, most
+
+    def scribble(self, salt):
+        """Writes in a process, once."""
+        rng = random.Random(f"{self.seed} {salt}")
+        if self.target == "stacks" or (self.target == "any" and rng.random() < 0.1):
+            for descriptor in _stacks():
+                os.pwrite(descriptor, rng.randbytes(rng.randrange(1, 200)), rng.randrange(64))
+            return
+        found = [one for one in _mappings() if self.target in ("any", one[2])]
+        if not found:
+            return
+        first, length, _ = rng.choice(found)
+        for _ in range(rng.randrange(1, self.most + 1)):
+            # What most depends on lies at the beginnings of pages of memory: headers, and what a ring holds now.
+            page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
+            place = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
+            size = min(rng.choice([1, 4, 8, 64, 512]), length - place)
+            written = rng.choice([rng.randbytes(size), bytes(size), b"\xff" * size])
+            ctypes.memmove(first + place, written, size)
+
+
+class Scribbles:
+    """A function of children that returns its argument, and scribbles at some."""
+
+    def __init__(self, scribbler, at):
+        self.scribbler, self.at = scribbler, at
+
+    def __call__(self, x):
+        if x in self.at:
+            self.scribbler.scribble(x)
+        return x
+
+
+class Loader2:
+    """A `DataLoader2`, which may have a dispatching process."""
+
+    def __init__(self, plan):
+        pipe = IterableWrapper(range(COUNT))
+        if plan.family == "dispatching":
+            pipe = pipe.map(plan.function).sharding_round_robin_dispatch().map(identity)
+        else:
+            pipe = pipe.sharding_filter().map(plan.function)
+        service = MultiProcessingReadingService(
+            WORKERS, "fork", timeout=TIMEOUT, on_worker_exit="restart" if plan.restarts else "error"
+        )
+        self.loader = DataLoader2(pipe, reading_service=service, stall_warning=0.2)
+        self.items = iter(self.loader)
+
+    def look(self):
+        str(self.loader.stats())
+        str(self.loader.diagnose())
+
+    def close(self):
+        self.loader.shutdown()
+
+
+class Stateful:
+    """A `StatefulDataLoader`."""
+
+    def __init__(self, plan):
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        data = Mapped(plan.function, COUNT)
+        options = {"num_workers": WORKERS, "collate_fn": identity, "multiprocessing_context": "fork"}
+        self.items = iter(StatefulDataLoader(data, batch_size=None, timeout=TIMEOUT, **options))
+
+    def look(self):
+        pass
+
+    def close(self):
+        self.items.shutdown()
+
+
+class Node:
+    """A `ParallelMapper`."""
+
+    def __init__(self, plan):
+        from torchdata.nodes import IterableWrapper as Source
+        from torchdata.nodes import Loader, ParallelMapper
+
+        options = {"method": "process", "multiprocessing_context": "fork", "timeout": TIMEOUT}
+        self.node = ParallelMapper(Source(range(COUNT)), plan.function, WORKERS, **options)
+        self.items = iter(Loader(self.node))
+
+    def look(self):
+        pass
+
+    def close(self):
+        self.node.shutdown()
+
+
+FAMILIES = {"DataLoader2": Loader2, "dispatching": Loader2}
+if TORCH:
+    FAMILIES |= {"StatefulDataLoader": Stateful, "ParallelMapper": Node}
+
+
+class Plan:
+    """Which loader runs, who writes where, and how often."""
+
+    def __init__(self, seed):
+        rng = random.Random(f"scribbles {seed}")
+        self.seed = seed
+        self.family = rng.choice(["DataLoader2", *FAMILIES])
+        self.target = rng.choice(_TARGETS)
+        self.restarts = rng.random() < 0.2
+        self.by_main = rng.random() < 0.2
+        self.scribbler = Scribbler(seed, self.target, rng.choice([1, 1, 8, 100]))
+        at = {rng.randrange(COUNT)} if rng.random() < 0.6 else {x for x in range(COUNT) if rng.random() < 0.5}
+        self.at = at
+        self.function = identity if self.by_main else Scribbles(self.scribbler, at)
+        self.looks = rng.random()
+
+    def __repr__(self):
+        by = "by main, " * self.by_main + "with restarts, " * self.restarts
+        return f"seed {self.seed}: {self.family}, {self.target}, {by}at {sorted(self.at)}"
+
+
+def check(plan):
+    """Runs a loader; whether it came to its end."""
+    shutdown.ASKED, stalls.STALL = 0.3, 0.2
+    faulthandler.dump_traceback_later(60, exit=True)
+    raised = []
+    before = sys.unraisablehook, threading.excepthook
+    sys.unraisablehook = threading.excepthook = lambda one: raised.append(repr(one.exc_value))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole = _run(plan)
+            gc.collect()
+    finally:
+        sys.unraisablehook, threading.excepthook = before
+        faulthandler.cancel_dump_traceback_later()
+    assert not raised, raised
+    deadline = time.monotonic() + 10
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert children() == [], "a worker was left behind"
+    return whole
+
+
+def _run(plan):
+    opened = FAMILIES[plan.family](plan)
+    rng = random.Random(plan.seed)
+    got, whole = [], False
+    try:
+        for x in opened.items:
+            got.append(x)
+            if plan.by_main and len(got) in plan.at:
+                plan.scribbler.scribble(len(got))
+            if rng.random() < plan.looks / 4:
+                _look(opened)
+        whole = True
+    except Exception as error:  # which is right, whatever it is, unless it comes of looking
+        if isinstance(error, _LookingError):
+            raise
+    assert got == list(range(COUNT))[: len(got)], got
+    assert not whole or len(got) == COUNT, got
+    if plan.looks < 0.7:
+        _look(opened)
+    if plan.looks < 0.1:
+        for attached in attaching.find(os.getpid()):
+            attached.stacks()
+    opened.close()
+    _look(opened)
+    return whole
+
+
+class _LookingError(Exception):
+    """Looking at a loader has raised."""
+
+
+def _look(opened):
+    """Looks at a loader, as its own program and as others do."""
+    try:
+        opened.look()
+        for attached in attaching.find(os.getpid()):
+            str(attached.stats())
+    except Exception as error:
+        raise _LookingError from error
+
+
+if __name__ == "__main__":
+    sys.exit(drive(parser_of(__doc__).parse_args(), Plan, check, "whole epochs"))
