@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import facts_of
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
-from torchdata.stateful_dataloader._skipping import Skipped
+from torchdata.stateful_dataloader._skipping import Counts, Skipped
 from torchdata.stateful_dataloader._state import is_over, laid_out
 from torchdata.stateful_dataloader._unstarted import is_own_iterator
 
@@ -191,8 +191,17 @@ class StatefulIterator(_BaseDataLoaderIter):
                     "('_steps_since_snapshot'): it is not the dataset that the state belongs to, or damaged"
                 ) from None
 
-    def _state(self, waiting: list[Any], places: list[Any], last_worker: int) -> dict[str, Any]:
-        """The state of the loader, as it is saved."""
+    def _state(
+        self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
+    ) -> dict[str, Any]:
+        """The state of the loader, as it is saved.
+
+        Args:
+            waiting: indices that were drawn, in their order, but whose batches the user has not got.
+            places: where each worker's reading stands, or the one in main.
+            last_worker: the worker that has given the last batch.
+            skipped: what was skipped if samples may be; None for what was counted so far.
+        """
         reading = self._reading
         batches = (self._num_yielded + self._num_empty, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
@@ -210,7 +219,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         }
         ours = ours | {"loader": self._facts}
         if self._skipped is not None:
-            ours = ours | {"skipped": self._skipped.state()}
+            ours = ours | {"skipped": self._skipped.state(skipped)}
         return laid_out(main, places, ours, self._num_workers)
 
     @abstractmethod

@@ -26,7 +26,7 @@ from torch.utils.data import (
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import is_stateful, state_of
+from torchdata._stateful import give, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
@@ -418,10 +418,10 @@ class IndexOrder:
         """Restores a sampler by its state, or by its iterator's."""
         drawn = state["_sampler_iter_yielded"] + len(state["indices"])
         if is_stateful(self._sampler) and state["_index_sampler_state"] is not None:
-            self._sampler.load_state_dict(state["_index_sampler_state"])
+            give(self._sampler, state["_index_sampler_state"])
         self._iterator = iter(self._sampler)
         if state["_sampler_iter_state"] is not None and is_stateful(self._iterator):
-            self._iterator.load_state_dict(state["_sampler_iter_state"])
+            give(self._iterator, state["_sampler_iter_state"])
         elif state["_index_sampler_state"] is None and not self._never_ends:
             pass_over(self._iterator, drawn)
         self._pass_batches(state["indices_since"], state)
@@ -494,9 +494,9 @@ class IndexOrder:
         # One that had made itself ready for the next epoch, and begins that now: it is to begin it later.
         sampler, inner = state["_index_sampler_state"], innermost_of(self._sampler)
         if is_stateful(self._sampler) and sampler is not None:
-            self._sampler.load_state_dict(sampler)
+            give(self._sampler, sampler)
         elif is_stateful(inner) and "sampler_state" in (state["_sampler_iter_state"] or {}):
-            inner.load_state_dict(state["_sampler_iter_state"]["sampler_state"])
+            give(inner, state["_sampler_iter_state"]["sampler_state"])
 
 
 def _is_exact(place: dict[str, Any]) -> bool:

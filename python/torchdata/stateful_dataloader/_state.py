@@ -111,8 +111,10 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
     own = {key: place[key] for key in ("collate_state", "random", "random_then", "since") if place.get(key)}
     told = {key: place[key] for key in _TOLD if place[key] is not None and place[key] is not UNKNOWN}
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
-        marked = _mark(told.get("dataset_state"), told.get("dataset_iter_state"))
-        own |= {"later": place["later"], "mark": marked} | ({"base": place["base"]} if place["base"] else {})
+        own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
+        if place["base"]:
+            base = place["base"].items()
+            own["base"] = {key: value for key, value in base if value is not None and value is not False}
     return theirs, own | told
 
 
@@ -343,7 +345,10 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
 
 
 def _base(saved: Any) -> dict[str, Any] | None:
-    return None if saved is None else {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
+    if saved is None:
+        return None
+    base = {**{part: saved.get(part) for part in STATES}, "ended": bool(saved.get("ended"))}
+    return base | ({"unbegun": True} if saved.get("unbegun") else {})
 
 
 def is_over(state: dict[str, Any]) -> bool:

@@ -32,6 +32,7 @@ from torchdata.stateful_dataloader._pool import Pool
 from torchdata.stateful_dataloader._reading import NO_PLACE
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._state import is_over
+from torchdata.stateful_dataloader._trails import STATES
 from torchdata.stateful_dataloader._worker import Job
 
 __all__ = ["WorkersIterator"]
@@ -93,6 +94,10 @@ class _Progress:
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
 
 
+def _has_state(place: dict[str, Any] | None) -> bool:
+    return place is not None and any(place[part] is not None for part in STATES)
+
+
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
@@ -150,7 +155,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._begin_again(loader, True)
             if not self._lives_on:
                 self._shared_seed = seed
-            places = self._places_for_workers(state) if state is not None and self._lives_on else []
+            loads = state is not None and (
+                self._lives_on or (state["unstarted"] and any(map(_has_state, state["places"])))
+            )
+            places = self._places_for_workers(state) if state is not None and loads else []
             self._begin(places or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state)

@@ -15,7 +15,7 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import is_stateful
+from torchdata._stateful import give, is_stateful
 from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
@@ -270,18 +270,18 @@ class BatchIndices(Iterator[list[int]]):
         self._ended, self._dropped = False, 0
         restored = False
         if "sampler_state" in state_dict and is_stateful(sampler):
-            sampler.load_state_dict(state_dict["sampler_state"])
+            give(sampler, state_dict["sampler_state"])
             restored = True
         iterator = self._iterator = iter(sampler)
         if "sampler_iter_state" in state_dict and is_stateful(iterator):
-            iterator.load_state_dict(state_dict["sampler_iter_state"])
+            give(iterator, state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
             # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
-            sampler.load_state_dict(state_dict["sampler_state"])
+            give(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
