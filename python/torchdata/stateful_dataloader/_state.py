@@ -113,9 +113,17 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
         own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if place["base"]:
-            base = place["base"].items()
-            own["base"] = {key: value for key, value in base if value is not None and value is not False}
+            # A part that is missing is the same as in the place.
+            base, now = place["base"].items(), own | told
+            own["base"] = {key: value for key, value in base if value is not False and not _same(value, now.get(key))}
     return theirs, own | told
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, and classes of users whose comparison fails
+        return False
 
 
 def _mark(*states: Any) -> int:
@@ -341,13 +349,13 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
     if not is_list:
         whole(since, "since", most=given if later is None else _AGAIN)
     place = place | {key: more.get(key) for key in ("collate_state", "random", "random_then")} | {"since": since}
-    return place if later is None else place | {"later": later, "base": _base(more.get("base"))}
+    return place if later is None else place | {"later": later, "base": _base(more.get("base"), place)}
 
 
-def _base(saved: Any) -> dict[str, Any] | None:
+def _base(saved: Any, place: dict[str, Any]) -> dict[str, Any] | None:
     if saved is None:
         return None
-    base = {**{part: saved.get(part) for part in STATES}, "ended": bool(saved.get("ended"))}
+    base = {**{part: saved.get(part, place.get(part)) for part in STATES}, "ended": bool(saved.get("ended"))}
     return base | ({"unbegun": True} if saved.get("unbegun") else {})
 
 
