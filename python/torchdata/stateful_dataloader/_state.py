@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from torchdata.stateful_dataloader._reading import NO_PLACE
@@ -57,7 +58,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded
 
 
 def laid_out(
-    main: dict[str, Any], places: list[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
+    main: dict[str, Any], places: Sequence[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
 ) -> dict[str, Any]:
     """A state as it is saved.
 

@@ -70,6 +70,7 @@ def _told(one: Any) -> Any:
     return UNKNOWN if state is None else state
 
 
-def _iterates_as(one: Any, cls: type) -> bool:
+def _iterates_as(one: Any, cls: Any) -> bool:
     """Whether the iterators of an object are those of a class of samplers."""
-    return isinstance(one, cls) and type(one).__iter__ is cls.__iter__
+    of_object: Any = type(one)
+    return isinstance(one, cls) and of_object.__iter__ is cls.__iter__
