@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note
+from torchdata.datapipes._pipe.witnessing import checksum_of, sample_behind
 
 __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
 
@@ -81,6 +82,14 @@ class Stream(_IterableDatasetFetcher):
         #: The samples of the batch that is made, and whether it was cut off.
         self._data: list[Any] = []
         self._is_cut_off = False
+        #: A checksum of some of the samples of the batches so far, if the stream is watched; and one that counts those
+        #: of the batch that is made.
+        self.digest: int | None = None
+        self._digest, self._next_sample = 0, 0
+
+    def watch(self) -> None:
+        """Begins to keep a checksum of some samples, by which a stream is known that does not repeat itself."""
+        self.digest = 0
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """The next batch."""
@@ -92,10 +101,15 @@ class Stream(_IterableDatasetFetcher):
         try:
             batch = self._fetch(len(possibly_batched_index) if self.auto_collation else 1)
         except Exception:
-            self._is_cut_off = False
+            self._end()
             raise
-        self._is_cut_off, self._data = False, []
+        self._end()
         return batch
+
+    def _end(self) -> None:
+        self._is_cut_off, self._data = False, []
+        if self.digest is not None:
+            self.digest = self._digest
 
     def _begin(self) -> None:
         """Forgets the last batch."""
@@ -132,10 +146,10 @@ class Stream(_IterableDatasetFetcher):
         try:
             self._extend(wanted - before)
         except Exception as error:
-            self._count(len(data) - before + 1)
+            self._count(before, 1)
             self._add_note(error)
             raise
-        self._count(len(data) - before)
+        self._count(before)
         if self.auto_collation and len(data) < wanted:
             self.ended = True
 
@@ -146,9 +160,18 @@ class Stream(_IterableDatasetFetcher):
         """
         self._data.extend(map(next, repeat(self.dataset_iter, count)))
 
-    def _count(self, samples: int) -> None:
-        if self.position is not None:
-            self.position += samples
+    def _count(self, before: int, raised: int = 0) -> None:
+        """Counts the samples that were read behind the first ones of the batch, and those at which it raised."""
+        if self.position is None:
+            return
+        first = self.position
+        self.position += len(self._data) - before + raised
+        while self.digest is not None and self._next_sample < self.position:
+            place = before + self._next_sample - first
+            if place < len(self._data):
+                checksum = checksum_of(self._data[place], self._digest)
+                self._digest = self._digest if checksum is None else checksum
+            self._next_sample = sample_behind(self._next_sample)
 
     def _add_note(self, error: Exception) -> None:
         which = "" if self.position is None else f" for its sample number {self.position - 1}, counted from 0"

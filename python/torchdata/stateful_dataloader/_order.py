@@ -392,7 +392,9 @@ class IndexOrder:
             why = (
                 f"the place in the {type(self._sampler).__name__} is a number of batches. Give the loader `batch_size`"
             )
-        elif state["indices"] and not self._fills:
+        elif self._fills:
+            why = "with error_fill=True a batch has samples of several batches of the sampler"
+        elif state["indices"]:
             why = (
                 "it holds batches that were drawn and not given: it was saved with in_order=False, or before the first "
                 "batch of a sampler with a state"

@@ -41,7 +41,7 @@ _KEPT_EVERY = 64
 #: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
-    "base": None, "later": None,
+    "base": None, "later": None, "digest": None,
 }  # fmt: skip
 
 
@@ -141,6 +141,11 @@ class Reader:
         return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
 
     @property
+    def digest(self) -> int | None:
+        """A checksum of some of the samples that were read in this epoch, of a stream that has no state."""
+        return getattr(self._fetcher, "digest", None)
+
+    @property
     def must_go_back(self) -> bool:
         """Whether a batch was cut off, and what was read of it can be had by reading from a place before alone."""
         return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
@@ -212,6 +217,8 @@ class Reader:
             self._fetcher = Indexed(*how)
         self._fetched = 0
         self._keeps = self.reading.is_iterable and self.restores_place
+        if reading.is_iterable and not self.restores_place:
+            self._fetcher.watch()
 
     def _go_on(self, base: dict[str, Any], random: Moment, since: Any, is_left: bool) -> None:
         """Goes on inside an epoch, or at its end."""
@@ -224,6 +231,13 @@ class Reader:
             self._end_again(base)
         else:
             self._read_again(since, is_left)
+            if base.get("digest") is not None and self.digest not in (None, base["digest"]):
+                raise ValueError(
+                    "the dataset does not repeat itself, so the loader cannot go on from the state: the samples of its "
+                    f"first {since} batches are not those that were read when the state was saved. Seed whatever "
+                    "shuffles or draws them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
+                    "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
+                )
 
     def _go_back(self, base: dict[str, Any]) -> None:
         """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""
@@ -390,7 +404,8 @@ class Reader:
         if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
             return self._state() | self._trails.told_inside() if is_inside else self._place_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
-            return self._state()
+            state = self._state()
+            return state if is_given or not self._is_uncounted else {**state, "digest": None}  # of a batch too many
         return self._place_at_the_beginning()
 
     def _place_at_the_beginning(self) -> dict[str, Any]:
@@ -429,6 +444,7 @@ class Reader:
             "random": self._generators() if self._generators is not None else None,
             "since": 0 if reading.is_iterable else [],
             "ended": self.has_ended,
+            "digest": self.digest,
         }
 
 

@@ -262,8 +262,7 @@ class StreamFetcher(Stream):
             try:
                 self._extend(missing)
             except Exception as error:
-                self._note_given(before)
-                self._count(1)
+                self._note_given(before, 1)
                 self._leave_out(error)
                 continue
             self._note_given(before)
@@ -272,10 +271,9 @@ class StreamFetcher(Stream):
                 self.ended = self.auto_collation
                 return
 
-    def _note_given(self, before: int) -> None:
-        given = len(self._data) - before
-        self._count(given)
-        if given:
+    def _note_given(self, before: int, raised: int = 0) -> None:
+        self._count(before, raised)
+        if len(self._data) > before:
             self._in_a_row, self._doubtful = 0, None
 
     def _leave_out(self, error: Exception) -> None:
@@ -350,8 +348,12 @@ class Skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
-    def tell(self, skipped: list[dict[str, Any]]) -> None:
+    def tell(self, skipped: list[dict[str, Any]], worker: int | None = None) -> None:
         """Writes what was left out of a batch to the log, and looks at the limit.
+
+        Args:
+            skipped: the lines of these samples.
+            worker: the worker that has read the batch; None for the main process.
 
         Raises:
             TooManySkipped: it is passed.
@@ -360,7 +362,7 @@ class Skipped:
             return
         if self._log is not None:
             for line in skipped:
-                write_line(self._log, {"dataset": self._place} | line)
+                write_line(self._log, {"worker": worker, "dataset": self._place} | line)
         last = skipped[-1]
         which = "" if last["index"] is None else f"index {last['index']}: "
         self._last = f"The last one was {which}{last['error']}: {last['message']}\n"

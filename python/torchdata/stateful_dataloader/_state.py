@@ -109,7 +109,7 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
     shown = place["dataset_iter_state"] if is_own else None
     fetcher = _known({"dataset_iter_state": shown, "fetcher_ended": place["ended"]}) if is_iterable else None
     theirs = _known({"dataset_state": place["dataset_state"], "fetcher_state": fetcher})
-    own = {key: place[key] for key in ("collate_state", "random", "random_then", "since") if place.get(key)}
+    own = {key: place[key] for key in ("collate_state", "random", "random_then", "since", "digest") if place.get(key)}
     told = {key: place[key] for key in _TOLD if place[key] is not None and place[key] is not UNKNOWN}
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
         own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
@@ -349,7 +349,10 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
     if not is_list:
         whole(since, "since", most=given if later is None else _AGAIN)
-    place = place | {key: more.get(key) for key in ("collate_state", "random", "random_then")} | {"since": since}
+    if more.get("digest") is not None:
+        whole(more["digest"], "digest", most=(1 << 32) - 1)
+    own = {key: more.get(key) for key in ("collate_state", "random", "random_then", "digest")}
+    place = place | own | {"since": since}
     return place if later is None else place | {"later": later, "base": _base(more.get("base"), place)}
 
 

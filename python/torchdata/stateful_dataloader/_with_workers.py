@@ -47,11 +47,13 @@ class _Progress:
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
     ended: bool = False
+    #: A checksum of some of the samples that it has given in this epoch, if its place is a number of batches.
+    digest: int | None = None
 
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
         if place is not None:
-            self.place, self.ended = place, place["ended"]
+            self.place, self.ended, self.digest = place, place["ended"], place["digest"]
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -78,7 +80,8 @@ class _Progress:
             later = [*later[:-1], later[-1] + self.since]
         else:
             since = since + self.since
-        return {**place, "since": since, "later": later, "ended": self.ended or place["ended"]}
+        ended = self.ended or place["ended"]
+        return {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """The part of it that is saved.
@@ -306,9 +309,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if not gives:
             return None
         self._readers.add(threading.get_ident())
-        _, _, batch, news = unit
+        worker, _, batch, news = unit
         if news is not None and self._skipped is not None:
-            self._skipped.tell(news.get("skipped", []))
+            self._skipped.tell(news.get("skipped", []), worker)
         if news is not None and "failure" in news:
             reraise(news["failure"])
         if news is not None and "empty" in news:
@@ -331,6 +334,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 told = news or {}
                 self._skipped.count(told.get("seen", self._reading.samples_of(index)), told.get("skipped", []))
                 self._order.give_back(index, told.get("left"))
+        if news is not None and "digest" in news:
+            progress.digest = news["digest"]
         if news is not None and "after" in news:
             progress.stand(news["after"])
         if progress.ended and "failure" not in (news or {}):

@@ -101,8 +101,10 @@ class StatefulDataLoader(DataLoader[T_co]):
             the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
-        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `dataset`
-            (its class), `index`, `error`, `message` and `notes`. None: no file.
+        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `worker`
+            (its number, or null), `dataset` (its class), `index`, `error`, `message` and `notes`. The index of a
+            stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
+            where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
@@ -202,6 +204,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         #: A state that the next loop begins with.
         self._loaded: Any = None
+        self._is_strict = True
         #: Where orders and seeds are drawn from.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
         #: The reader of this process, from one epoch to the next.
@@ -214,6 +217,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._loaded is not None:
             state = normalized(self._loaded)
             check_fits(state, self)
+            if not self._is_strict:
+                state["places"] = [place and {**place, "digest": None} for place in state["places"]]
             self._reader = None
             self._iterator = self._made(state)
             self._loaded = None
@@ -274,7 +279,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         ours = {"unstarted": True, "generators": generators, "loader": facts_of(self)}
         return laid_out(main, places, ours, self.num_workers)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
         The number of workers may be another one if the dataset is map-style. Workers that live on are ended. An
@@ -286,6 +291,8 @@ class StatefulDataLoader(DataLoader[T_co]):
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
+            strict: whether the next loop raises ValueError if a stream without a state, which is read again, gives
+                other samples than before. False goes on behind as many batches all the same.
 
         Raises:
             TypeError: it is no dict.
@@ -300,7 +307,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._iterator is not None:
             self._iterator.state_was_loaded(self)
         self._iterator = None
-        self._loaded = copy.copy(state_dict) if state_dict else None
+        self._loaded, self._is_strict = copy.copy(state_dict) if state_dict else None, strict
 
     @property
     def has_state_to_take(self) -> bool:
