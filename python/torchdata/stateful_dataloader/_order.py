@@ -388,7 +388,8 @@ class IndexOrder:
         self._owed.extend(state["indices"])
         self._is_kept = self._keeps_place
         if self._is_kept and self.drawn:
-            self._kept.append((self.drawn, state["_index_sampler_state"], state["_sampler_iter_state"], {}))
+            number = self.drawn - state["indices_since"]
+            self._kept.append((number, state["_index_sampler_state"], state["_sampler_iter_state"], {}))
 
     def _pass_over(self, first: Moment | None, now: Moment, state: dict[str, Any]) -> None:
         """Brings a new iterator of the sampler behind what was given."""
