@@ -358,7 +358,7 @@ class IndexOrder:
                 self._drawing.set(self._settled(now))
                 if self._is_kept and self.drawn:
                     saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-                    self._kept.append((self.drawn, *saved, self._drawing.now()))
+                    self._kept.append((self.drawn - state["indices_since"], *saved, self._drawing.now()))
                     # A sampler may take what was loaded with its first index, and an epoch may be left before that.
                     self._draw_ahead()
             else:
