@@ -13,10 +13,12 @@ from itertools import islice, repeat
 from types import TracebackType
 from typing import Any
 
+from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note
 from torchdata.datapipes._pipe.witnessing import checksum_of, sample_behind
+from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
 
@@ -66,6 +68,8 @@ class Indexed(_MapDatasetFetcher):
         except Exception as error:
             what = f"the indices {_named(indices)}" if self.auto_collation else f"index {indices!r}"
             add_note(error, f"raised by collate_fn for the samples of {what}")
+            if self.collate_fn is default_collate:
+                note_remedy(error, data)
             raise
 
 
@@ -185,6 +189,8 @@ class Stream(_IterableDatasetFetcher):
                 first, last = self.position - len(data), self.position - 1
                 which = f"numbers {first} to {last}" if last > first else f"number {last}"
                 add_note(error, f"raised by collate_fn for the samples {which} of the iterator, counted from 0")
+            if self.collate_fn is default_collate:
+                note_remedy(error, data)
             raise
 
 

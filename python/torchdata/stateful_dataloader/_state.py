@@ -51,6 +51,8 @@ UNKNOWN: Any = object()
 _TOLD = "dataset_state", "dataset_iter_state"
 #: Keys of 0.11 under which a state may be left out because its own keys are not known before an epoch.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
+#: The keys of 0.11 by which a state without workers, and one with workers, is recognized.
+_KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded"
 
 
@@ -147,10 +149,12 @@ def normalized(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
     if "_snapshot" not in state and "_num_yielded" not in state:
+        within = [key for key, value in state.items() if isinstance(value, dict) and not _KINDS.isdisjoint(value)]
+        part = f"state[{within[0]!r}]" if within else "what state_dict() returned"
         raise ValueError(
-            "this is no state of a StatefulDataLoader: State doesn't contain key '_num_yielded' expected for single "
-            "process dataloader, nor State doesn't contain key '_snapshot' expected for multiprocess dataloader. Give "
-            "load_state_dict what state_dict returned"
+            f"this is not the state of a StatefulDataLoader, but a dict with the keys {sorted(map(str, state))}; pass "
+            f"{part} to load_state_dict. (State doesn't contain key '_num_yielded' expected for single process "
+            "dataloader. State doesn't contain key '_snapshot' expected for multiprocess dataloader.)"
         )
     try:
         state = _filled(state)

@@ -55,6 +55,14 @@ class FailingStream(IterableDataset[int]):
             yield index
 
 
+class Stream(IterableDataset[Any]):
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
 class Odd(Exception):
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -353,3 +361,27 @@ def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2 * len(ENDS)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "remedy"),
+    [
+        ([{"a": 1}, {"b": 1}], "All items of a batch need the same keys, but item 0 has 'a' and item 1 has 'b'"),
+        ([(1, 2), (1, None)], "None cannot be collated, and member 1 of item 1 of the batch is None"),
+    ],
+)
+def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(
+    samples: list[Any], remedy: str, num_workers: int
+) -> None:
+    for dataset in (samples, Stream(samples)):
+        with pytest.raises((KeyError, RuntimeError, TypeError)) as caught:
+            list(StatefulDataLoader(dataset, batch_size=2, num_workers=num_workers))
+        assert any(note.startswith(remedy) for note in caught.value.__notes__), caught.value.__notes__
+
+
+def test_an_error_of_a_collate_fn_of_the_users_gets_no_advice_on_batches() -> None:
+    loader = StatefulDataLoader([1, None], batch_size=2, collate_fn=sum)
+    with pytest.raises(TypeError) as caught:
+        list(loader)
+    assert len(caught.value.__notes__) == 1
