@@ -67,6 +67,35 @@ def raising(error: BaseException) -> Any:
     return does
 
 
+class AtOnce(Failing):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}])
+def test_an_error_has_a_note_that_names_the_sample(options: dict[str, Any]) -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        (Failing(_fail), {"batch_size": 2}, "raised by dataset[5] of Failing"),
+        (Failing(_fail), {"batch_size": None}, "raised by dataset[5] of Failing"),
+        (AtOnce(_fail), {"batch_size": 2}, "raised by __getitems__ of AtOnce for the indices [4, 5]"),
+        (FailingStream(_fail), {"batch_size": 2}, "raised by the iterator of FailingStream for its sample number 5"),
+        (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
+        (FailingStream(int), {"batch_size": 2, "collate_fn": _refuse}, "for the samples numbers 0 to 1"),
+    ]
+    for dataset, more, note in cases:
+        with pytest.raises(ValueError, match="five|do not collate") as caught:
+            list(StatefulDataLoader(dataset, **more, **options))
+        assert note in str(caught.value) + "".join(getattr(caught.value, "__notes__", ())), note
+
+
+def _fail() -> None:
+    raise ValueError("five")
+
+
+def _refuse(samples: list[int]) -> None:
+    raise ValueError("these do not collate")
+
+
 def loader_of(does: Any, **options: Any) -> Any:
     options = {"num_workers": 2, "batch_size": 2, "multiprocessing_context": "fork", **options}
     return StatefulDataLoader(Failing(does), **options)

@@ -3,9 +3,9 @@
     python -m auto_table                          # in tests/python/support: all of them, each number from 0 to 8
     python -m auto_table --only sleep --most 4    # one of them
 
-Prints the table of the guide (docs/guides/workers.md). The fastest of some epochs counts, for each number and for what
-was chosen, because other programs make epochs slower and never faster. `noise` is how far these epochs are apart, at
-the best number.
+Prints a table, which the guide (docs/guides/workers.md) sums up. The fastest of some epochs counts, for each number and
+for what was chosen, because other programs make epochs slower and never faster. `noise` is how far these epochs are
+apart, at the best number.
 """
 
 from __future__ import annotations

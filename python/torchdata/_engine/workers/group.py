@@ -193,8 +193,10 @@ class Group(OwnsChildren):
 
     def shutdown(self) -> None:
         """Ends all children; see `OwnsChildren.shutdown`."""
-        self.end_epoch()
-        super().shutdown()
+        try:
+            self.end_epoch()
+        finally:  # a signal handler may raise
+            super().shutdown()
 
     def collect(
         self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
