@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left, unsharded
+from cache_checks import Maker, archives, cached, content, made, names, no_lock_is_left, unsharded
 from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
@@ -18,7 +18,7 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
-__all__ = ["no_claim_is_left"]
+__all__ = ["no_lock_is_left"]
 
 
 # Several in one process -------------------------------------------------------------------------------------------
