@@ -347,7 +347,7 @@ def test_a_process_that_rests_with_items_in_a_buffer_is_waited_for_until_the_tim
     assert results.of("first") + results.of("rest") == [*"abc"]
 
 
-def test_a_process_gives_up_what_it_has_in_a_buffer_before_it_waits(folder, results, start, monkeypatch):
+def test_a_process_finishes_what_it_has_in_a_buffer_before_it_waits(folder, results, start, monkeypatch):
     monkeypatch.setattr(_cache_section, "_AHEAD", 3)
 
     def run():

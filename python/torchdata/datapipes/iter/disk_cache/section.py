@@ -89,13 +89,13 @@ class Section:
                     self._handoff.popleft()
                     self._foreign_thread |= threading.get_ident() != self._thread
                     return record
-                if not (self.may_read and self._read()):
+                if not (self._may_read and self._read()):
                     break
             self._dry = True
         return None
 
     @property
-    def may_read(self) -> bool:
+    def _may_read(self) -> bool:
         """Whether the source may have more, and what another process makes does not hold up too much already."""
         return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
 
@@ -191,7 +191,7 @@ class Section:
                 pass
             elif (path := self._settle(head)) is None:
                 waiting_since = None
-            elif self.in_flight or self.may_read:
+            elif self.in_flight or self._may_read:
                 return None
             else:
                 waiting_since = self._wait(path, waiting_since)
@@ -331,10 +331,11 @@ class Section:
 
     def dump(self) -> dict[str, Any]:
         """All that is known, without the locks."""
-        places = {record: place for place, record in enumerate(self._queue)}
+        flying, queue = list(self._flying), list(self._queue)  # a thread that reads ahead appends to the queue first
+        places = {record: place for place, record in enumerate(queue)}
         return {
-            "queue": [record.dump() for record in places],
-            "flying": [places[record] for record in self._flying],
+            "queue": [record.dump() for record in queue],
+            "flying": [places[record] for record in flying],
             "seen": (self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread),
             "ended": (self.ended, self._over, self.chain_ended, self._dry),
         }
