@@ -128,10 +128,13 @@ class Section:
                     return path
                 record.locks[path] = lock
             self._elsewhere.discard(record)
-            if self._take_found(record):  # it was made before it was locked
+            if not self._take_found(record):  # it may have been made before it was locked
+                record.kind = "ready" if self._over else "missing"  # nobody makes it if the pipes have ended
+            if record.kind == "missing":
+                self._handoff.append(record)
+            # It may have been closed meanwhile, by the thread that gave the iteration up.
+            if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
                 record.release()
-            else:
-                self._hand_out(record)
         except BaseException:
             record.release()
             raise
@@ -145,17 +148,6 @@ class Section:
         if is_head or len(found) <= len(record.paths):
             record.kind, record.ready = "ready", deque(found)
         return True
-
-    def _hand_out(self, record: Record) -> None:
-        """Leaves a record to the pipes in between, if these have not ended."""
-        if self._over:
-            record.kind = "ready"  # nobody makes it: there is nothing to yield
-        else:
-            record.kind = "missing"
-            self._handoff.append(record)
-        # It may have been closed meanwhile, by the thread that gave the iteration up.
-        if self._over or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
-            record.release()
 
     # The end of the cache -----------------------------------------------------------------------------
 
