@@ -241,13 +241,10 @@ class Reader:
 
     def _go_back(self, base: dict[str, Any]) -> None:
         """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""
-        now, dataset, collate_fn = self._states_now(), self.reading.dataset, self.reading.collate_fn
-        for one, saved, known in (
-            (dataset, self._of_dataset(base), now["dataset_state"]),
-            (collate_fn, base["collate_state"], now["collate_state"]),
-        ):
-            if is_stateful(one) and saved is not None and not is_same(saved, known):
-                give(one, saved)
+        now = self._states_now()
+        for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
+            if is_stateful(one) and base[key] is not None and not is_same(base[key], now[key]):
+                give(one, base[key])
 
     def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""

@@ -52,10 +52,11 @@ class Trails:
     @classmethod
     def of(cls, place: dict[str, Any]) -> Trails:
         """The trails of a dataset that was brought to a saved place."""
-        base, later = place, place["later"]
+        base: dict[str, Any] | None = place
+        later = place["later"]
         if later is not None:
-            base = base_of(place)
-            base = base and {**base, "random": place["random"]}
+            begun = base_of(place)
+            base = begun and {**begun, "random": place["random"]}
         return cls(_Trail(base, place["since"], list(later or ())))
 
     @classmethod
@@ -140,6 +141,10 @@ def _thawed(trail: _Trail) -> dict[str, Any] | None:
 def base_of(place: dict[str, Any]) -> dict[str, Any] | None:
     """The place that the way to another place begins at, if that other place tells a way."""
     base: dict[str, Any] | None = place["base"]
-    if base is None and not place["later"]:  # nothing had begun: the states in the place are those of the beginning
-        base = {**{part: place[part] for part in STATES}, "ended": False, "unbegun": True}
-    return base
+    if base is not None or place["later"]:
+        return base
+    # Nothing had begun: the states in the place are those of the beginning, and an iterator's is that of a dataset
+    # that is its own iterator.
+    own = place["dataset_iter_state"] if place["dataset_state"] is None else place["dataset_state"]
+    states = {**dict.fromkeys(STATES), "dataset_state": own, "collate_state": place["collate_state"]}
+    return {**states, "ended": False, "unbegun": True}
