@@ -58,7 +58,7 @@ class Shape:
     rank: int = 0
 
     def __str__(self) -> str:
-        workers = f"{self.workers} workers" if self.workers else "no workers"
+        workers = "no workers" if not self.workers else "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return f"{self.ranks} ranks of {workers}" if self.ranks > 1 else workers
 
 
@@ -91,7 +91,7 @@ def divided_anew(
     Raises:
         ValueError: something in the pipeline forbids it; the message says what.
     """
-    change = f"this state was saved inside an epoch with {old}, and now there are {new}. "
+    change = f"this state was saved inside an epoch with {old}, and this loader has {new}. "
     try:
         whole = Graph(graph)
         if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
