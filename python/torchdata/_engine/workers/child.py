@@ -143,10 +143,8 @@ class ChildSetup:
 
     #: What the child is called in messages.
     name: str
-    #: Index of its bell; workers count from 1, the dispatching process comes last.
+    #: Index of its bell and of its page of counters; workers count from 1, the dispatching process comes last.
     index: int
-    #: By how much the numbers of the children's pages of counters are greater than those of their bells.
-    pages_behind: int
     worker_id: int
     num_workers: int
     #: Whether this is the dispatching process.
@@ -174,16 +172,6 @@ class ChildSetup:
     def where(self) -> str:
         """The child in messages of exceptions that were raised in it, which old code matches."""
         return self.name.removeprefix("the ")
-
-    @property
-    def page(self) -> int:
-        """Its page of counters."""
-        return self.index + self.pages_behind
-
-    @property
-    def output_pages(self) -> list[int]:
-        """Those of the processes that its items go to."""
-        return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
 
 
 def run_child(setup: ChildSetup) -> None:
@@ -229,7 +217,7 @@ class Child:
                 on_demand=True,
             )
         #: What is counted of this process.
-        self.counting = Counting(setup.stats.shared, setup.page)
+        self.counting = Counting(setup.stats.shared, setup.index)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:

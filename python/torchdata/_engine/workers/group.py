@@ -29,7 +29,7 @@ from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
-from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
 
 __all__ = ["Group", "default_budget"]
@@ -56,7 +56,6 @@ class Group(OwnsChildren):
         memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
         commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
         full_stats: whether the time of each pipe is taken.
-        room: where they count, if they share a board with others whose place they take; None makes one.
 
     Raises:
         TypeError: a program cannot be pickled, which the start method needs.
@@ -74,7 +73,6 @@ class Group(OwnsChildren):
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
-        room: Room | None = None,
     ) -> None:
         self._start_method = method = start_method_of(context)
         self.num_workers = num_workers
@@ -84,8 +82,7 @@ class Group(OwnsChildren):
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
-        self.stats = self.room.board
+        self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
         common = CommonSetup.under(method, self.bells, place_outside())
         #: Where the dispatching process records to whom it deals, if not in turn.
         self.record = DealingRecord() if deals_freely and dispatch is not None else None
@@ -99,7 +96,6 @@ class Group(OwnsChildren):
             setup = ChildSetup(
                 name=members.names[index],
                 index=1 + index,
-                pages_behind=self.room.first_page - 1,
                 worker_id=index if worker else 0,
                 num_workers=num_workers,
                 dispatches=not worker,
@@ -110,7 +106,7 @@ class Group(OwnsChildren):
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
-                dispatcher_page=count + self.room.first_page - 1,
+                dispatcher_page=count,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
                 record=None if worker or self.record is None else Handle(self.record),
@@ -124,8 +120,7 @@ class Group(OwnsChildren):
         #: The counters of main.
         self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
-        if self.room.is_first:
-            self._shutdown.afterwards = partial(_count_no_more, self.counting)
+        self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
     def is_forked(self) -> bool:
@@ -176,8 +171,7 @@ class Group(OwnsChildren):
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
         if not replaces:
             members.setups.clear()
-        if self.room.is_first:
-            self.counting.adopt_main()
+        self.counting.adopt_main()
         return outputs
 
     def begin_epoch(self) -> None:
@@ -209,9 +203,7 @@ class Group(OwnsChildren):
         """
         peers = range(1 + first, 1 + first + len(outputs))
         collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
-        room = self.room
-        room = Room(room.board, room.first_page + first, room.first_flow + first)
-        self.counting.receive(collector, room, len(outputs))
+        self.counting.receive(collector, len(outputs), first)
         if self.record is not None:
             collector.follow_dealing(self.record)
         return collector
@@ -225,7 +217,7 @@ class Group(OwnsChildren):
         """
         if survived.hangs is None:
             return None
-        return Hangs(self.members, self.stats, self.room.first_page, survived.hangs, survived.patience, in_order)
+        return Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
 
     def watch(self, collector: Collector) -> None:
         """Makes a collector raise the error of a child that dies while it waits for an item."""

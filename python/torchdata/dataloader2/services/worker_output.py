@@ -206,16 +206,6 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether nothing has begun to read the epoch that runs in the workers."""
         return self._fresh
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the next epoch is one that goes on at a place."""
-        return self._place is not None
-
-    def read_from(self, children: Children) -> None:
-        """Lets other processes run the epochs from now on; nobody reads meanwhile."""
-        children.collector.follow_as(self._children.collector)
-        self.run = Run(children, iter(()))
-
     def __iter__(self) -> Iterator[Any]:
         if self.is_between_epochs:
             return iter(())
