@@ -130,13 +130,6 @@ impl Access {
         Ok(())
     }
 
-    /// Lets each peer be `window` items ahead. False, and nothing has changed, while another thread reads.
-    pub fn set_window(&self, window: u64) -> bool {
-        let Some(mut held) = self.try_hold() else { return false };
-        held.peers.set_window(window, self.owner.is_this());
-        true
-    }
-
     /// Lets nobody be ahead any further, or lets all again.
     pub fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);

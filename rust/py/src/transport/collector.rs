@@ -218,13 +218,6 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes that number from the delivery of `other`, whose place this one takes.
-    fn follow_as(&self, other: &Self) -> PyResult<()> {
-        let given = other.access.hold()?.progress.given.clone();
-        self.access.hold()?.progress.given = given;
-        Ok(())
-    }
-
     /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
     /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits; the readers
     /// of the items that it has dealt since, if it deals freely). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
@@ -283,11 +276,6 @@ impl Collector {
     /// Tells the peers that no more of this epoch is wanted, whether or not it was read.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
-    }
-
-    /// Lets each peer run `window` items ahead from now on. False, and nothing has changed, while another thread reads.
-    fn set_window(&self, window: u64) -> bool {
-        self.access.set_window(window)
     }
 
     /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads,

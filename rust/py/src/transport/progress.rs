@@ -94,7 +94,6 @@ impl Progress {
 }
 
 /// The number of delivered items that the user was given.
-#[derive(Clone)]
 pub enum Given {
     /// All of them.
     All,
