@@ -10,7 +10,6 @@ __all__ = [
     "Calls",
     "Carrier",
     "Collector",
-    "DealingRecord",
     "Delivery",
     "DeliveryIterator",
     "FilterIterator",
@@ -37,7 +36,6 @@ __all__ = [
     "StatsBoard",
     "TFRecordReader",
     "Turn",
-    "check_owners",
     "check_plain_pickle",
     "contiguous_copy",
     "drop_inherited",
@@ -220,15 +218,6 @@ class Carrier:
     def ring(self) -> None: ...
 
 @final
-class DealingRecord:
-    """The record of the items that a dispatching process deals freely: it writes there, and main reads."""
-    def __new__(cls) -> Self: ...
-    @staticmethod
-    def attach(fd: int) -> DealingRecord: ...
-    def fileno(self) -> int: ...
-    def close_descriptor(self) -> None: ...
-
-@final
 class StatsBoard:
     """Counters of all processes of a loader, in memory that they share."""
     def __new__(cls, pages: int, flows: int, pipes: int, full: bool) -> Self: ...
@@ -268,12 +257,7 @@ class ArenaBuffer:
     """Memory of an array made by `torchdata.empty`."""
     def __len__(self) -> int: ...
 
-def drop_inherited(
-    links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None, record: DealingRecord | None = None
-) -> None: ...
-def check_owners(entries: bytes, workers: int) -> None:
-    """Raises ValueError if these do not say to which of so many workers items were dealt."""
-
+def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
     """The word that main orders before it sends a command; None if the command gives no epoch up."""
 
@@ -343,9 +327,7 @@ class Sender:
         pass_number: int = 1,
         starts: Sequence[tuple[tuple[int, int], int, int | None]] | None = None,
         turn: int = 0,
-        owners: tuple[int, bytes] | None = None,
     ) -> None: ...
-    def deal_freely(self, record: DealingRecord) -> None: ...
     def take_snapshots(
         self, taker: Callable[[], tuple[int, tuple[int, int], bytes] | None], seconds: float, factor: float
     ) -> None: ...
@@ -413,13 +395,9 @@ class Collector:
         starts: Sequence[tuple[int, int]] | None = None,
         turn: int | None = None,
         passed: int = 0,
-        owners: tuple[int, bytes] | None = None,
     ) -> None: ...
-    def follow_dealing(self, record: DealingRecord) -> None: ...
     def follow(self, delivery: Delivery | None) -> None: ...
-    def places(
-        self, delivered: int | None = None
-    ) -> tuple[list[tuple[tuple[int, int], Any]], int, Any, tuple[int, bytes] | None] | None: ...
+    def places(self, delivered: int | None = None) -> tuple[list[tuple[tuple[int, int], Any]], int, Any] | None: ...
     def keep(self, snapshots: Sequence[Any], dealt: Any) -> None: ...
     def share(self) -> tuple[int, tuple[int, int]]: ...
     def delivered(self) -> int: ...

@@ -1,8 +1,6 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{
-    Command, Deal, DealEntry, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish,
-};
+use torchdata_core::protocol::{Command, Deal, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::{Ordered, digest};
@@ -116,7 +114,7 @@ impl World {
             (Doing::Pumping, Pump { ending: true, .. }) => false,
             (Doing::Pumping, pump) => {
                 let deal = next_deal(setting, pump, links, first).0;
-                matches!(deal, Deal::WaitFor(_) | Deal::WaitForAny)
+                matches!(deal, Deal::WaitFor(_))
             }
             (Doing::InGraph, _) => {
                 let at_source = child.made.1 == 0 && !child.failed && !child.exhausted;
@@ -165,9 +163,6 @@ impl World {
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(setting, &ordered);
-                if setting.is_dispatcher(index) && setting.is_free() {
-                    self.deal_freely(index, epoch, &ordered);
-                }
             }
             (Step::Apply | Step::Skip, Command::Call(_)) => {
                 child.acknowledged = Some(child.place());
@@ -181,28 +176,6 @@ impl World {
             }
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
-        }
-    }
-
-    /// Begins to deal freely, behind what an earlier run has dealt.
-    fn deal_freely(&mut self, index: usize, epoch: u32, ordered: &Ordered) {
-        let pump = &mut self.children[index].pump;
-        let owners = ordered.start.as_ref().and_then(|start| start.owners.clone()).unwrap_or_default();
-        pump.dealing.begin_freely(&owners, pump.accounts.iter().map(|account| account.items).sum());
-        (self.kept.record.number, self.kept.record.owners, self.kept.late) = (epoch, owners, None);
-    }
-
-    /// Records an entry, if there is one, or leaves that out.
-    fn record(&mut self, owner: Option<DealEntry>, is_recorded: bool) {
-        let Some(owner) = owner else { return };
-        let Kept { record, truth, .. } = &mut *self.kept;
-        if is_recorded {
-            record.owners.entries.push(owner);
-        }
-        // One that has not heard yet that main goes on elsewhere deals to nobody.
-        let dispatcher = &self.children[self.children.len() - 1];
-        if dispatcher.pump.stream().epoch() == self.number {
-            truth.push(owner);
         }
     }
 
@@ -299,7 +272,7 @@ impl World {
         pump.dealing.set(dealing);
         pump.sending = sending;
         match deal {
-            Deal::WaitFor(_) | Deal::WaitForAny => unreachable!("it waits"),
+            Deal::WaitFor(_) => unreachable!("it waits"),
             Deal::Nobody => {
                 pump.ending = true;
                 "is wanted no more"
@@ -320,10 +293,9 @@ impl World {
         let pump = &mut child.pump;
         let next = pump.stream().next_pass();
         pump.begin(next);
-        let owner = pump.dealing.begin_next();
+        pump.dealing.begin();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
-        self.record(owner, setting.rules.parting);
         "begins once more"
     }
 
@@ -461,15 +433,6 @@ impl World {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;
         let target = std::mem::take(&mut child.target);
-        let deal = if child.skips { Deal::Skip(target) } else { Deal::To(target) };
-        let owner = child.pump.dealing.made(deal);
-        if setting.rules.recording || owner.is_none() {
-            self.record(owner, true);
-        } else {
-            let late = std::mem::replace(&mut self.kept.late, owner);
-            self.record(late, true);
-        }
-        let child = &mut self.children[index];
         let pump = &mut child.pump;
         if !std::mem::take(&mut child.skips) {
             pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));

@@ -81,7 +81,7 @@ class Life(random_pipelines.Plan):
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: Whether the dispatching process deals to whoever is free, so that items come in any order.
+        #: Whether items of a dispatching process come in any order.
         self.free = self.kind == "workers" and self.shard == "dispatch" and dice.random() < 0.4
         if self.free:
             self.options["in_order"], self.moves, self.auto = False, False, False

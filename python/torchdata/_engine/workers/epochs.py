@@ -43,14 +43,12 @@ class Place:
         turn: whose turn it was.
         resumptions: by child, where it goes on.
         kept: the snapshots behind these, for the books.
-        owners: to whom items were dealt freely; None if they are dealt in turn.
     """
 
     given: list[snapshots.Account]
     turn: int
     resumptions: list[snapshots.Resumption | None]
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
-    owners: snapshots.KeptOwners | None = None
 
 
 class _Dying(Exception):
@@ -68,7 +66,7 @@ class Children:
         window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
-        in_order: whether main takes items from the workers in strict turn, and the dispatching process deals in turn.
+        in_order: whether main takes items from the workers in strict turn.
         timeout: seconds that main waits for an item; None for ever.
         full_stats: whether the time of each pipe is taken.
         survived: the ends of children in whose places others are put, instead of an error.
@@ -104,12 +102,9 @@ class Children:
             program,
             dispatch,
             dispatch_window=dispatch_window,
-            deals_freely=not in_order,
             memory_budget=memory_budget,
             full_stats=full_stats,
         )
-        #: Whether the dispatching process deals to whoever is free.
-        self.deals_freely = group.record is not None
         self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
         self.stats, self.is_forked = group.stats, group.is_forked
         self._members = members = group.members
@@ -175,9 +170,9 @@ class Children:
         if self._listener is not None:
             self._listener.begin()
         if place is None:
-            collector.start_epoch(self._epoch, self._window, owners=(0, b"") if self.deals_freely else None)
+            collector.start_epoch(self._epoch, self._window)
         else:
-            collector.start_epoch(self._epoch, self._window, place.given, place.turn, owners=place.owners)
+            collector.start_epoch(self._epoch, self._window, place.given, place.turn)
             collector.keep(*place.kept)
         processes = list(self._processes)
         self._group.begin_epoch()
@@ -229,8 +224,8 @@ class Children:
         found = self.collector.places()
         if run is None or found is None:
             return None
-        places, _, dealt, owners = found
-        return replace(run, before=None), run.resume((places, dealt, owners))
+        places, _, dealt = found
+        return replace(run, before=None), run.resume((places, dealt))
 
     def end_epoch(self) -> None:
         """Looks at what the children have done in the epoch that is over."""

@@ -27,7 +27,7 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
+from torchdata._native import BellBoard, Collector, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
@@ -52,7 +52,6 @@ class Group(OwnsChildren):
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
         dispatch_window: items that the dispatching process may be ahead of each worker.
-        deals_freely: whether it deals to whoever is free, and not in turn.
         memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
         commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
         full_stats: whether the time of each pipe is taken.
@@ -69,7 +68,6 @@ class Group(OwnsChildren):
         dispatch: Program | None = None,
         *,
         dispatch_window: int = 0,
-        deals_freely: bool = False,
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
@@ -84,8 +82,6 @@ class Group(OwnsChildren):
         self.bells = BellBoard(1 + count)
         self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
         common = CommonSetup.under(method, self.bells, place_outside())
-        #: Where the dispatching process records to whom it deals, if not in turn.
-        self.record = DealingRecord() if deals_freely and dispatch is not None else None
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
             programs.append(_shared(dispatch, method))
@@ -109,7 +105,6 @@ class Group(OwnsChildren):
                 dispatcher_page=count,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
-                record=None if worker or self.record is None else Handle(self.record),
             )
             members.setups.append(setup)
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
@@ -164,8 +159,6 @@ class Group(OwnsChildren):
         members.close_descriptors(indices)
         if not replaces:
             self.bells.close_descriptor()
-            if self.record is not None:
-                self.record.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
@@ -204,8 +197,6 @@ class Group(OwnsChildren):
         peers = range(1 + first, 1 + first + len(outputs))
         collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
         self.counting.receive(collector, len(outputs), first)
-        if self.record is not None:
-            collector.follow_dealing(self.record)
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:

@@ -53,8 +53,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
     Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn,
-    or with `in_order=False` to whoever is free. Pipes whose `is_replicable()` is False, and what reads from them, stay
+    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
+    Pipes whose `is_replicable()` is False, and what reads from them, stay
     in the main process.
 
     A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says if several workers would yield the same items
@@ -73,7 +73,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
             graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
         in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
-            whatever is ready first, and has the dispatching process deal to whoever is free.
+            whatever is ready first. A dispatching process deals its items to the workers in turn in both cases.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
             hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
             copied: slower, never stuck.

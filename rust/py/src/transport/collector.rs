@@ -15,8 +15,7 @@ use torchdata_core::protocol::{Books, Stream};
 use super::access::{Access, Start};
 use super::clock::Clock;
 use super::interrupt::Interrupt;
-use super::known_owners::{KeptOwners, KnownOwners, unkept_owners};
-use super::links::{PyBellBoard, PyDealingRecord, PyLink, bell};
+use super::links::{PyBellBoard, PyLink, bell};
 use super::peers::Peers;
 use super::progress::Given;
 use super::reader::{Reader, Row};
@@ -39,7 +38,6 @@ pub struct Collector {
     access: Access,
     /// The reader's books, found whole at any time.
     books: Arc<GilCell<Books<Content>>>,
-    owners: Arc<GilCell<KnownOwners>>,
     pub(super) relay: Arc<Relay>,
 }
 
@@ -80,9 +78,9 @@ impl Collector {
         let own = bell(board, own)?;
         let clock = Clock::new(timeout.map(duration), name);
         let reader = Reader::new(Peers::new(consumers), in_order, clock, own.clone(), on_error);
-        let (books, owners) = (Arc::clone(&reader.progress.books), Arc::clone(&reader.progress.owners));
+        let books = Arc::clone(&reader.progress.books);
         let relay = Arc::clone(&reader.progress.relay);
-        Ok(Self { access: Access::new(reader, own, on_demand), books, owners, relay })
+        Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
     /// Watches processes, each by its number or by a descriptor that becomes readable when it ends: when one has ended
@@ -185,9 +183,8 @@ impl Collector {
     /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
     ///
     /// `starts` are the places of an earlier run of the epoch, by peer; `turn` is the peer of the next item; `passed` is
-    /// the number of passes over the dispatched items that were read. `owners` are the readers of the items that an earlier
-    /// run has dealt, where they are dealt freely; None where they are dealt in turn.
-    #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0, owners = None))]
+    /// the number of passes over the dispatched items that were read.
+    #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn start_epoch(
         &self,
@@ -197,18 +194,9 @@ impl Collector {
         starts: Option<Vec<Entry>>,
         turn: Option<usize>,
         passed: u32,
-        owners: Option<KeptOwners>,
     ) -> PyResult<()> {
-        let owners = owners
-            .map(|owners| unkept_owners(py, owners, self.owners.with(py, |known| known.readers())))
-            .transpose()?;
         let accounts = starts.unwrap_or_default().into_iter().map(account).collect();
-        self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed, owners })
-    }
-
-    /// Reads in that record to which of the peers dispatched items were dealt freely.
-    fn follow_dealing(&self, py: Python<'_>, record: &Bound<'_, PyDealingRecord>) {
-        self.owners.with(py, |owners| owners.follow(Arc::clone(&record.get().0)));
+        self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
     /// Takes the number of items that the user was given from `delivery`; None: nobody knows it.
@@ -219,8 +207,7 @@ impl Collector {
     }
 
     /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
-    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits; the readers
-    /// of the items that it has dealt since, if it deals freely). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
+    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
     /// deliveries is too late for `delivered`.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
@@ -228,13 +215,12 @@ impl Collector {
         &self,
         py: Python<'_>,
         delivered: Option<u64>,
-    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>, Option<KeptOwners>)>> {
+    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)>> {
         self.books.with(py, |books| {
             let back = delivered.map_or(Some(0), |delivered| books.total().checked_sub(delivered));
             let Some((places, turn)) = back.and_then(|back| books.places(back)) else { return Ok(None) };
-            let (places, dealt, owners) =
-                self.owners.with(py, |owners| kept_places(py, books, &places, owners, false))?;
-            Ok(Some((places, turn, dealt, owners)))
+            let (places, dealt) = kept_places(py, books, &places);
+            Ok(Some((places, turn, dealt)))
         })
     }
 
