@@ -1,10 +1,10 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{Command, Deal, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
+use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
-use super::saving::{Ordered, digest};
-use super::world::{Act, Child, Doing, Kept, Links, Main, Setting, Take, World};
+use super::saving::digest;
+use super::world::{Act, Child, Doing, Links, Main, Setting, Take, World};
 
 impl Setting {
     pub fn child_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
@@ -39,7 +39,7 @@ impl Setting {
         let mut after = world.clone();
         let name = match child.doing {
             Doing::Idle | Doing::Gone => unreachable!("it waits"),
-            Doing::Between => after.begin_next_pass(self, index),
+            Doing::Between => after.begin_next_pass(index),
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
@@ -69,10 +69,10 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 }
 
 /// The next step of a pump over these links, between items, and how it stands after it.
-fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Dealing, Vec<Sending>) {
-    let (mut dealing, mut sending) = ((*pump.dealing).clone(), pump.sending.clone());
+fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
+    let mut sending = pump.sending.clone();
     let permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
-    (dealing.next(permit), dealing, sending)
+    (pump.dealing.next(permit), sending)
 }
 
 impl World {
@@ -268,8 +268,7 @@ impl World {
             pump.dealing.end(target);
             return "is about to end";
         }
-        let (deal, dealing, sending) = next_deal(setting, pump, links, first);
-        pump.dealing.set(dealing);
+        let (deal, sending) = next_deal(setting, pump, links, first);
         pump.sending = sending;
         match deal {
             Deal::WaitFor(_) => unreachable!("it waits"),
@@ -288,7 +287,7 @@ impl World {
     }
 
     /// Begins another pass, which was asked for.
-    pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> &'static str {
+    pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
         let next = pump.stream().next_pass();

@@ -138,7 +138,7 @@ impl Setting {
         let mut least = Vec::new();
         for (worker, (given, snapshot)) in place.workers.iter().enumerate() {
             let made = self.made_by(worker);
-            let share = self.share_of(worker, 0);
+            let share = self.share_of(worker);
             if *given != account_of(world.epoch, first(&made, given.items)) {
                 return wrong("a place counts other items than were given");
             }
@@ -153,7 +153,7 @@ impl Setting {
             if sent.items > given.items {
                 return wrong("a place names a snapshot beyond what was given");
             }
-            if self.makes_from(world, worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
+            if self.makes_from(worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
                 return wrong("a snapshot does not go on with what follows it");
             }
             let behind = u64::from(content.read);
@@ -180,7 +180,7 @@ impl Setting {
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
-            let dealt = self.share_of(worker, 0);
+            let dealt = self.share_of(worker);
             if share.pass == 1 && *account != account_of(world.epoch, first(&dealt, account.items)) {
                 return Err("other items were dealt than a worker has read");
             }
@@ -190,7 +190,7 @@ impl Setting {
 
     /// How many of the first `delivered` items are a worker's, in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
-        let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(&[], worker).len()).collect();
+        let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
         for _ in 0..delivered {
             while left[turn % self.workers] == 0 {
@@ -204,11 +204,11 @@ impl Setting {
     }
 
     /// The items that a worker's graph makes from a snapshot on.
-    fn makes_from(&self, world: &World, worker: usize, graph: &Graph) -> Vec<u8> {
+    fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
-            made.extend(self.made_in(worker, graph.pass, graph.read.into()));
-            (graph.pass + 1..self.passes).for_each(|pass| made.extend(self.made_in(worker, pass, 0)));
+            made.extend(self.made_in(worker, graph.read.into()));
+            (graph.pass + 1..self.passes).for_each(|_| made.extend(self.made_in(worker, 0)));
         }
         made
     }

@@ -384,7 +384,7 @@ impl Setting {
     }
 
     /// The items that a worker makes of its share in a pass, from one of its items on.
-    pub fn made_in(&self, worker: usize, pass: u32, from: usize) -> Vec<u8> {
+    pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
         let made = share[from.min(most)..most]
@@ -395,7 +395,7 @@ impl Setting {
 
     /// The items that a worker makes of its shares, in order.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
-        (0..self.passes).flat_map(|pass| self.made_in(worker, pass, 0)).collect()
+        (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }
 
     pub fn header_of(&self, worker: usize) -> Option<u8> {

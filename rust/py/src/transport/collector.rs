@@ -185,7 +185,6 @@ impl Collector {
     /// `starts` are the places of an earlier run of the epoch, by peer; `turn` is the peer of the next item; `passed` is
     /// the number of passes over the dispatched items that were read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn start_epoch(
         &self,
         py: Python<'_>,
