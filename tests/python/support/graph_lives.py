@@ -34,7 +34,7 @@ class GraphLife(Life):
             graph.cadence,
         )
         self.threads = graph.graph.flavour == "threads"
-        self.moves, self.block, self.auto, self.free = False, None, 0.0, False
+        self.moves, self.block, self.auto, self.free = False, None, False, False
         self.restarts = self.kind == "workers" and dice.random() < 0.5
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000

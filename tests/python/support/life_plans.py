@@ -55,8 +55,8 @@ class Life(random_pipelines.Plan):
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether the number of workers is chosen, by drawing, in the midst of epochs; how often at a look.
-        self.auto = dice.choice([0.1, 0.5]) if self.moves and dice.random() < 0.3 else 0.0
+        #: Whether loaders may take their number of workers from the state.
+        self.auto = self.moves and dice.random() < 0.3
         #: Items of a batch behind the sharding, which is then in blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
@@ -81,10 +81,10 @@ class Life(random_pipelines.Plan):
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: Whether the dispatching process deals to whoever is free, so that items come in any order.
+        #: Whether items of a dispatching process come in any order.
         self.free = self.kind == "workers" and self.shard == "dispatch" and dice.random() < 0.4
         if self.free:
-            self.options["in_order"], self.moves, self.auto = False, False, 0.0
+            self.options["in_order"], self.moves, self.auto = False, False, False
             self.before = [step for step in self.before if step != "failing"]
             self.behind = [step for step in self.behind if step in BY_ITEM]
             self.main = [step for step in self.main if step != "batch"]

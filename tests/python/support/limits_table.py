@@ -22,10 +22,11 @@ from torchdata import _machine as machine
 from torchdata._engine.workers.group import default_budget
 from torchdata._observe.stats.counting import PIPES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.services import choosing, steering
+from torchdata.dataloader2.services import choosing
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.archives import archive, tar
 from torchdata.datapipes.iter.streams import tfrecords
+from torchdata.datapipes.iter.threads import depth
 
 MIB = 1 << 20
 
@@ -35,11 +36,10 @@ def of_the_code() -> list[tuple[str, str]]:
     service = MultiProcessingReadingService(2)
     return [
         (
-            'maximum number of workers with `num_workers="auto"`',
-            f"the number of cores, at least {choosing.MOST_WAITING}",
+            'workers that `num_workers="auto"` starts',
+            f"the number of cores less one, but at least {choosing.LEAST} and at most {choosing.MOST}",
         ),
-        ('changes of the number of workers with `num_workers="auto"`', f"{steering.MOST_CHANGES}"),
-        ('items that `.prefetch("auto")` buffers in a worker', f"{choosing.MOST_WINDOW}"),
+        ('items that `.prefetch("auto")` buffers', f"{depth.MOST_DEPTH}"),
         (
             "items that a worker prefetches by default",
             f"{service.worker_prefetch_cnt}, and its share of {service.main_prefetch_cnt} for the main process",

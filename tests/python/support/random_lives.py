@@ -20,10 +20,9 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
-from unittest import mock
 
 from driving import drive, parser_of
 from leftovers import children, told
@@ -34,32 +33,9 @@ from process_checks import kill_fork_server
 from random_pipelines import Differs, begin, key
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
-from torchdata.dataloader2.services import choosing, steering
 
 #: How a process dies, or stops, and is killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
-#: Workers at most, where their number is drawn.
-MOST = 5
-
-
-@contextlib.contextmanager
-def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
-    """Makes the number of workers change at random: before each epoch with such a probability."""
-
-    def choose(stats: Any, *_: Any) -> choosing.Choice:
-        return choosing.Choice(dice.randint(1, MOST), "it was drawn")
-
-    def ripe(_stats: Any) -> bool:
-        return dice.random() < each
-
-    with (
-        mock.patch.multiple(steering, PATIENCE=0.0, MOST_CHANGES=6, _is_ripe=ripe, say=lambda line: None),
-        mock.patch.object(choosing, "choose_workers", choose),
-        mock.patch.object(choosing, "GAIN", 0.0),
-        mock.patch.object(steering.Steering, "_decide", return_value=None),
-        mock.patch.object(steering.machine, "cores", return_value=MOST),
-    ):
-        yield
 
 
 class Inconclusive(Exception):
@@ -148,7 +124,7 @@ class Run:
             things.append(self._skip)
         if self.life.kind == "workers" and self.workers != 0:
             things.append(self._halt)
-            if self.life.restarts and self.workers != "auto":
+            if self.life.restarts:
                 things += [self._kill, self._kill, self._kill]
         return things
 
@@ -444,16 +420,15 @@ def check(life: Life) -> int:
     before = set(children())
     expected = only_read(life)
     begin()
-    with drawn_choices(random.Random(f"auto {life.seed}"), life.auto) if life.auto else contextlib.nullcontext():
-        run = Run(life, expected)
-        try:
-            run.live()
-            run.check_aside()
-        except (Inconclusive, KeyboardInterrupt):  # a finaliser has held it back, and anything may be cut off by it
-            return 0
-        except Exception as error:
-            error.add_note(f"did: {run.did}")
-            raise
+    run = Run(life, expected)
+    try:
+        run.live()
+        run.check_aside()
+    except (Inconclusive, KeyboardInterrupt):  # a finaliser has held it back, and anything may be cut off by it
+        return 0
+    except Exception as error:
+        error.add_note(f"did: {run.did}")
+        raise
     left = set(children()) - before
     if left:
         raise Differs(f"processes were left behind after {run.did}: {list(map(told, left))}")

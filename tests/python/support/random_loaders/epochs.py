@@ -264,7 +264,7 @@ class Run:
         """Out of order, the items of one worker still come in its order, where an item tells who sent it."""
         kinds = {type(node).__name__ for node in self.setup.graph.walk()}
         if not kinds.isdisjoint({"Shuffled", "Dispatched"}):
-            return  # nor does it follow from the model which worker has an item that is dealt to whoever is free
+            return  # it does not follow from the model which worker has an item
         places = {}
         for place, (item, worker) in enumerate(zip(self.whole.items, self.whole.workers, strict=False)):
             if repr(item) in places:

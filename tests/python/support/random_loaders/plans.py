@@ -241,7 +241,7 @@ def _setup(rng, method, small=False):
 def _candidate(rng, method, small):
     workers = rng.choice([1, 2, 2, 2, 3, 3, 4])
     in_order = rng.random() < 0.75
-    draft = _Draft(rng, workers, small, in_order)
+    draft = _Draft(rng, workers, small)
     if rng.random() < 0.65:
         graph = draft.dispatched()
     else:
@@ -266,8 +266,8 @@ class _Draft:
     same holds in main for what arrives in any order, but there only elementwise pipes come after a batch.
     """
 
-    def __init__(self, rng, workers, small, in_order):
-        self.rng, self.workers, self.small, self.in_order = rng, workers, small, in_order
+    def __init__(self, rng, workers, small):
+        self.rng, self.workers, self.small = rng, workers, small
         self.shuffled = False
         self.fails = []
         self.sources = 0
@@ -289,7 +289,6 @@ class _Draft:
         elif rng.random() < 0.1 and not branch.shape:
             self.fork(branch, "dispatching")  # one of the two is marked; both are dispatched
         branch.put(graphs.Dispatched)
-        self.shuffled |= not self.in_order  # which worker gets an item is a matter of speed
         if rng.random() < 0.3:
             self.hurried = True
             branch.put(graphs.Working, function=Work(self.salt(), 0, 10, rng.uniform(0.05, 0.15)))
