@@ -106,6 +106,7 @@ class Resumption:
         share: the part of the pass after those that it had read.
         owners: to whom the dispatching process had dealt items freely; None if it deals in turn.
         calls: functions that were applied to the graph in this epoch, in their order.
+        strict: whether sources compare what they read again.
     """
 
     content: bytes | None = None
@@ -115,6 +116,7 @@ class Resumption:
     share: Account = (0, 0)
     owners: KeptOwners | None = None
     calls: tuple[Call, ...] = ()
+    strict: bool = True
 
     @property
     def made(self) -> int:
