@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import warnings
@@ -12,6 +13,8 @@ import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader
 
 POSITIONS = 2, 5, 9, 15
 
@@ -210,3 +213,22 @@ def test_sequences_are_not_sampled() -> None:
         pipe = IterableWrapper(data)
         next(iter(pipe))
         assert "digest" not in pipe.state_dict()
+
+
+def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one() -> None:
+    for seed in (None, 3):
+        for items in POSITIONS:
+            loader = Loader(Node(InRandomOrder(seed)))
+            iterator = iter(loader)
+            for _ in range(items):
+                next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            rest, later = list(iterator), Loader(Node(InRandomOrder(seed)))
+            later.load_state_dict(state)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                got = list(later)
+            assert len(got) == len(rest)
+            said = [str(each.message) for each in caught if each.category is RuntimeWarning]
+            assert len(said) == (seed is None)
+            assert got == rest if seed else f"first {items} items are not those" in said[0]
