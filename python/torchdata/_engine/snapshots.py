@@ -102,6 +102,7 @@ class Resumption:
         passed: passes of the dispatched items that a worker had read whole.
         share: the part of the pass after those that it had read.
         calls: functions that were applied to the graph in this epoch, in their order.
+        strict: whether sources compare what they read again.
     """
 
     content: bytes | None = None
@@ -110,6 +111,7 @@ class Resumption:
     passed: int = 0
     share: Account = (0, 0)
     calls: tuple[Call, ...] = ()
+    strict: bool = True
 
     @property
     def made(self) -> int:

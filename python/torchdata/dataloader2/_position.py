@@ -39,6 +39,7 @@ from torchdata.datapipes.state import (
     load_state,
     save_generators,
     save_state,
+    set_strictness,
     standing_still,
 )
 
@@ -81,7 +82,7 @@ class Position:
         #: Whether what stands in main hands items on one by one, so that counting tells its state.
         self._only_counts = False
         #: Whether the epoch was gone on with at a place that an earlier run had reached.
-        self._is_resumed = False
+        self._is_resumed, self._is_strict = False, True
         #: Behind how many items of this run the last one was cut off with which the loader has gone on, and how many
         #: items of the workers are lost in main by that.
         self._cut_at = self._lost = 0
@@ -350,7 +351,7 @@ class Position:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
-        self._is_resumed = resumed is not None
+        self._is_resumed, self._is_strict = resumed is not None, strict
         self._before = self._cut_at = self._lost = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
@@ -405,6 +406,7 @@ class Position:
             load_generators(unseal(resumed["generators"], "the generators of this loader state"))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed["drop"])
+            set_strictness(graph, self._is_strict)
         output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
         beginning = output.place(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)

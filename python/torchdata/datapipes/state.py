@@ -84,6 +84,7 @@ __all__ = [
     "replays",
     "save_generators",
     "save_state",
+    "set_strictness",
     "standing_still",
     "state",
 ]
@@ -390,7 +391,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     Args:
         datapipe: the end of the graph, or the graph.
         state: what `save_state` returned.
-        strict: whether pipes that were made with other arguments than those of the saved graph are an error.
+        strict: whether pipes that were made with other arguments than those of the saved graph are an error, and so are
+            streams that give other items than before when they are read again.
         allow_pickle: whether what only pickle can hold is unpickled. False refuses such a state.
 
     Raises:
@@ -423,8 +425,16 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
             f"the state was saved from another pipeline: {other}. Build the same pipeline, or pass strict=False to "
             "load the state all the same"
         )
+    if not strict:
+        set_strictness(graph, False)
     with standing_still(pipes):
         load_entries(zip(pipes, entries, strict=True))
+
+
+def set_strictness(datapipe: Any, is_strict: bool) -> None:
+    """Sets whether the sources of a graph compare items that they read again after a resume with those before."""
+    for pipe in graph_of(datapipe).pipes:
+        hooks_of(pipe)._compare(is_strict)
 
 
 def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:

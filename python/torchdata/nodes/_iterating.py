@@ -25,7 +25,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from torchdata._reporting import warn_outside
 from torchdata._stateful import give
+from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import same_place
 from torchdata.nodes.base_node import BaseNode, NotReset, T
@@ -42,6 +44,7 @@ class IteratingNode(BaseNode[T]):
 
     NUM_YIELDED_KEY = "_num_yielded"
     STARTED_KEY = "_started"
+    DIGEST_KEY = "_digest"
     ENDED_KEY = "_ended"
     #: The field that holds the state of the iterable.
     STATE_KEY: ClassVar[str]
@@ -49,10 +52,12 @@ class IteratingNode(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
         {
             "_after_load",
+            "_digest",
             "_at_reset",
             "_ended",
             "_it",
             "_loaded",
+            "_loaded_digest",
             "_num_yielded",
             "_place",
             "_started",
@@ -77,6 +82,10 @@ class IteratingNode(BaseNode[T]):
     #: How many items are to be dropped, and whether a place between two epochs is to be gone to, before the next item.
     _to_drop = 0
     _turns = False
+    #: A checksum of some items of an iterable without a state, which is compared when they are read again; and the one
+    #: of a loaded state.
+    _digest: Digest | None = None
+    _loaded_digest: Digest | None = None
     #: Whether there was no reset yet, and the iterable's state at the first one: it was never iterated over.
     _is_new = True
     _pristine: Any = _UNKNOWN
@@ -107,7 +116,16 @@ class IteratingNode(BaseNode[T]):
             self._is_new, self._pristine = False, self._place
         self._num_yielded, self._started, self._ended = 0, False, False
         self._at_reset, self._loaded, self._to_drop, self._turns = True, False, 0, False
+        self._digest = self._new_digest()
+        self._loaded_digest = None
         self._it = self._iterate()
+
+    def _new_digest(self) -> Digest | None:
+        return Digest() if self._stateful is None and self._is_sampled() else None
+
+    def _is_sampled(self) -> bool:
+        """Whether an iterable without a state may have other items whenever it is read."""
+        return False
 
     def _go_to(self, fields: Fields) -> None:
         """Puts the node to a saved place."""
@@ -115,6 +133,8 @@ class IteratingNode(BaseNode[T]):
         started = fields.flag(self.STARTED_KEY, yielded > 0)
         ended = fields.flag(self.ENDED_KEY, False)
         place: Any = _UNKNOWN if self._stateful is None else fields[self.STATE_KEY]
+        self._digest = self._new_digest()
+        self._loaded_digest = self._saved_digest(fields)
         is_there = False
         if self._is_new:
             self._is_new, self._pristine = False, self._told()
@@ -131,6 +151,14 @@ class IteratingNode(BaseNode[T]):
         self._to_drop = yielded if self._stateful is None else 0
         self._turns = self._stateful is not None and not self._is_exact and not is_there and (ended or not started)
         self._after_load = _UNKNOWN
+
+    def _saved_digest(self, fields: Fields) -> Digest | None:
+        if self.DIGEST_KEY not in fields or self._digest is None:
+            return None
+        try:
+            return Digest.of(fields[self.DIGEST_KEY])
+        except (TypeError, ValueError):
+            raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _prepare(self) -> None:
         """Tells the iterable what it must know before a state is loaded."""
@@ -155,14 +183,24 @@ class IteratingNode(BaseNode[T]):
                 self._it = self._iterate()
         while self._to_drop:
             try:
-                next(self._it)
+                item = next(self._it)
             except StopIteration:
                 raise ValueError(
                     f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
                     f"{self._num_yielded - self._to_drop} ({self.NUM_YIELDED_KEY!r} in the state); load it with the "
                     "data that it was saved with"
                 ) from None
+            if self._digest is not None and self._digest.next == self._num_yielded - self._to_drop:
+                self._digest.add(item)
             self._to_drop -= 1
+        saved, self._loaded_digest = self._loaded_digest, None
+        if saved is not None and self._digest is not None and not self._digest.agrees_with(saved):
+            warn_outside(
+                f"{type(self).__name__}: the first {self._num_yielded} items are not those that were read before the "
+                "state was saved. If their order differs, some items come twice and others never: seed whatever "
+                "shuffles or draws them, in each epoch, or give the iterable state_dict() and load_state_dict().",
+                RuntimeWarning,
+            )
 
     def _step(self) -> Any:
         """Lets a loaded iterable take up its place. Returns the item that it gives there."""
@@ -199,6 +237,8 @@ class IteratingNode(BaseNode[T]):
         except StopIteration:
             self._ended = True
             raise
+        if self._digest is not None and self._digest.next == self._num_yielded:
+            self._digest.add(item)
         self._num_yielded += 1
         return item
 
@@ -241,6 +281,9 @@ class IteratingNode(BaseNode[T]):
         """See `BaseNode.get_state`."""
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
         if self._stateful is None:
+            digest = self._loaded_digest or self._digest
+            if digest is not None and self._num_yielded:
+                state[self.DIGEST_KEY] = list(digest.as_tuple())
             return state
         if not self._is_exact:
             if self._started != (self._num_yielded > 0):

@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
+from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._iterating import IteratingNode
@@ -27,7 +28,8 @@ class IterableWrapper(IteratingNode[T]):
 
     A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is read anew when a state is loaded, and as many items as it had yielded are
-    dropped. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
+    dropped. If a sample of these is not what was read before, such as in an unseeded random order, a `RuntimeWarning`
+    says so. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
     once at the beginning of each epoch, too.
 
     The node has a length if the iterable has one.
@@ -75,6 +77,9 @@ class IterableWrapper(IteratingNode[T]):
     def _iterate(self) -> Iterator[T]:
         iterable: Any = self.iterable if self._stateful is None else self._stateful
         return iter(iterable)
+
+    def _is_sampled(self) -> bool:
+        return is_stream(self.iterable)
 
     def _read_by(self, place: PipePlace) -> None:
         """Reads the pipe that the place is of."""

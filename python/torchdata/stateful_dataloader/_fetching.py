@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note
-from torchdata.datapipes._pipe.witnessing import checksum_of, sample_behind
+from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
@@ -89,7 +89,7 @@ class Stream(_IterableDatasetFetcher):
         #: A checksum of some of the samples of the batches so far, if the stream is watched; and one that counts those
         #: of the batch that is made.
         self.digest: int | None = None
-        self._digest, self._next_sample = 0, 0
+        self._samples = Digest()
 
     def watch(self) -> None:
         """Begins to keep a checksum of some samples, by which a stream is known that does not repeat itself."""
@@ -113,7 +113,7 @@ class Stream(_IterableDatasetFetcher):
     def _end(self) -> None:
         self._is_cut_off, self._data = False, []
         if self.digest is not None:
-            self.digest = self._digest
+            self.digest = self._samples.checksum
 
     def _begin(self) -> None:
         """Forgets the last batch."""
@@ -170,12 +170,13 @@ class Stream(_IterableDatasetFetcher):
             return
         first = self.position
         self.position += len(self._data) - before + raised
-        while self.digest is not None and self._next_sample < self.position:
-            place = before + self._next_sample - first
+        samples = self._samples
+        while self.digest is not None and samples.next < self.position:
+            place = before + samples.next - first
             if place < len(self._data):
-                checksum = checksum_of(self._data[place], self._digest)
-                self._digest = self._digest if checksum is None else checksum
-            self._next_sample = sample_behind(self._next_sample)
+                samples.add(self._data[place])
+            else:
+                samples.add_missing()
 
     def _add_note(self, error: Exception) -> None:
         which = "" if self.position is None else f" for its sample number {self.position - 1}, counted from 0"

@@ -168,7 +168,7 @@ class EpochRunner:
         # A run that goes on from a snapshot reads; main has that snapshot, and does not wait for another.
         unread = announced and start.content is None
         with self.program.beginning_unread() if unread else nullcontext():
-            iterator = self.program.go_on_from(start.content)
+            iterator = self.program.go_on_from(start.content, start.strict)
             if self.due:
                 iterator = self._with_calls(iterator, start.made)
             if announced:

@@ -147,8 +147,13 @@ class EpochProgram(Program):
         return None
 
     @abstractmethod
-    def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:
-        """Called after `begin_epoch`: an iterator that goes on behind a snapshot; None begins with the first item."""
+    def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
+        """Called after `begin_epoch`: an iterator that goes on behind a snapshot; None begins with the first item.
+
+        Args:
+            snapshot: what `snapshot` returned.
+            strict: whether sources compare what they read again.
+        """
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:

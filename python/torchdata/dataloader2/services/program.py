@@ -37,7 +37,15 @@ from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
-from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import (
+    iterate,
+    load_generators,
+    load_state,
+    save_generators,
+    save_state,
+    set_strictness,
+    standing_still,
+)
 
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
@@ -327,8 +335,9 @@ class GraphProgram(EpochProgram):
             return _Share(1, read, is_read_out=True)
         return _Share(2)  # it was left in the middle: the next pass would be the second
 
-    def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:
+    def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         """An iterator over the graph behind a snapshot; None begins with the first item."""
+        set_strictness(self.datapipe, strict)
         self._passes += 1
         self._skip = None
         if snapshot is None:

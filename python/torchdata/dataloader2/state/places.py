@@ -206,7 +206,9 @@ def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, stric
         shares.append((read_pass, share))
         start = (sent, items - sent[0], checksum if strict else None)
         whole = read_pass > 1
-        children.append(Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share))
+        children.append(
+            Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share, strict=strict)
+        )
     if dispatches:
         goes_on = dealt or (1, [(0, 0)] * len(shares), begin)
         children.append(_of_dispatching(goes_on, shares, strict))
@@ -225,7 +227,7 @@ def _of_dispatching(
         again = _ALL if whole else read - account[0]
         starts.append((account, again, checksum if strict and not whole else None))
     turn = sum(items for items, _ in accounts) % len(accounts)
-    return Resumption(content, starts, turn=turn)
+    return Resumption(content, starts, turn=turn, strict=strict)
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:

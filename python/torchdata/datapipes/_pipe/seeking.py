@@ -8,9 +8,18 @@ from itertools import islice
 from typing import Any
 
 from torchdata._native import IteratorGuard, SequenceIterator
-from torchdata.datapipes._pipe.datasets import is_indexed_only
+from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed_only
+from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["can_pass_over", "can_seek", "is_read_by_index", "iterate_by_index", "iterate_from", "passes_over"]
+__all__ = [
+    "can_pass_over",
+    "can_seek",
+    "is_read_by_index",
+    "is_stream",
+    "iterate_by_index",
+    "iterate_from",
+    "passes_over",
+]
 
 
 class _BySubscript:
@@ -53,6 +62,16 @@ def can_seek(iterable: Any) -> bool:
         return True
     plain = isinstance(iterable, Sequence) or hasattr(iterable, "__array_interface__")
     return plain and type(iter(iterable)) in _SEEKABLE
+
+
+def is_stream(iterable: Any) -> bool:
+    """Whether the items of an iterable of the user's may be others whenever it is read, and it does not seek.
+
+    Pipes are not streams, because their own states hold their order.
+    """
+    if isinstance(iterable, Iterator) or is_generator_function(iterable):
+        return True
+    return not (is_built_in(iterable) or is_pipe(iterable) or can_seek(iterable))
 
 
 def iterate_from(iterable: Any, position: int) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Samples of what a `sharding_filter` reads, as evidence that all workers read the same order.
 
-`StatefulDataLoader` samples a stream in the same way, as evidence that the stream repeats itself after a resume.
+All loaders sample a stream without a state in the same way (`Digest`), as evidence that it repeats itself after a
+resume.
 
 Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
 overlap and items are lost. So the filter notes checksums of some items with their positions, and the loader compares
@@ -20,7 +21,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["Note", "Watch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
+__all__ = ["Digest", "Note", "Watch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
 #: Samples of one filter in one epoch, at most.
 _MOST_SAMPLES = 1 << 13
@@ -117,6 +118,51 @@ class Witness:
         """The notes of all filters since the last call; None if there are none."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
+
+
+class Digest:
+    """A running checksum of the sampled items of a stream.
+
+    Args:
+        next: the position of the next sample.
+        checksum: the checksum of the samples before it.
+    """
+
+    __slots__ = ("checksum", "next")
+
+    def __init__(self, next: int = 0, checksum: int = 0) -> None:
+        self.next, self.checksum = next, checksum
+
+    @classmethod
+    def of(cls, saved: Any) -> Digest:
+        """The digest that `as_tuple` described.
+
+        Raises:
+            TypeError, ValueError: the description is damaged.
+        """
+        position, checksum = saved
+        if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 32:
+            raise ValueError(f"the digest of a stream is {saved!r}")
+        return cls(position, checksum)
+
+    def as_tuple(self) -> tuple[int, int]:
+        """The digest as plain data."""
+        return self.next, self.checksum
+
+    def add(self, item: Any) -> None:
+        """Adds the item at the next sampled position, unless its checksum could differ from process to process."""
+        checksum = checksum_of(item, self.checksum)
+        if checksum is not None:
+            self.checksum = checksum
+        self.next = sample_behind(self.next)
+
+    def add_missing(self) -> None:
+        """Passes over the next sampled position, at which there is no item."""
+        self.next = sample_behind(self.next)
+
+    def agrees_with(self, other: Digest) -> bool:
+        """Whether both have the same checksum, as far as they are of the same samples."""
+        return self.next != other.next or self.checksum == other.checksum
 
 
 def checksum_of(item: Any, before: int = 0) -> int | None:

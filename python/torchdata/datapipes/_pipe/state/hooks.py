@@ -61,6 +61,9 @@ class PipeHooks:
     def _pass_over(self, count: int) -> None:
         """Lets the next items of the pass that has begun be anything, because nobody looks at them."""
 
+    def _compare(self, is_strict: bool) -> None:
+        """Sets whether items that are read again after a resume are compared with those before."""
+
     # -- who reads whom ----------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:

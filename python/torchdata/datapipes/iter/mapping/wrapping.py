@@ -10,7 +10,6 @@ import copy
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import chain
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
@@ -23,7 +22,16 @@ from torchdata.datapipes._pipe.checks import (
 )
 from torchdata.datapipes._pipe.datasets import epoch_of, in_fixed_order, is_generator_function
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.seeking import can_pass_over, can_seek, is_read_by_index, iterate_by_index, iterate_from
+from torchdata.datapipes._pipe.sampled_streams import SampledStream
+from torchdata.datapipes._pipe.seeking import (
+    can_pass_over,
+    can_seek,
+    is_read_by_index,
+    is_stream,
+    iterate_by_index,
+    iterate_from,
+)
+from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -80,10 +88,15 @@ class LengthSetter(IterDataPipe[T_co]):
 class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
-    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time;
-    other iterables are read again up to it. So do data sets with `__len__` and `__getitem__` and without `__iter__`,
-    such as PyTorch's, which are read by the indices up to their length; behind them, a `sharding_filter` shares out
-    indices (see there).
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. So do
+    data sets with `__len__` and `__getitem__` and without `__iter__`, such as PyTorch's, which are read by the indices
+    up to their length; behind them, a `sharding_filter` shares out indices (see there).
+
+    Other iterables are read again up to the position. The global random generators are meanwhile those with which the
+    iterable was first read, if it draws from them. A sample of the items is compared with those of the first reading:
+    other items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
+    `strict=False`. For an iterable that draws from the global generators for each item, a `RuntimeWarning` is shown
+    instead, because code that draws between two items changes the next ones.
 
     Args:
         iterable: what to iterate over. A generator function is called anew in each epoch. A one-shot iterator that
@@ -107,11 +120,14 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    iteration_state = ()
     seeks_by_count = True
-    #: Whether an iterator was read in an earlier iteration, and whether it was said that one has nothing.
-    _was_read = False
+    #: The reading of an iterable that does not seek.
+    _stream: SampledStream | None = state(None, saved=False)
+    #: Whether an iterator was read in an earlier iteration; whether it has nothing left; whether a warning said so.
+    _was_read = _is_used_up = False
     _is_told = False
+    #: Whether items that are read again after a resume are compared with those before.
+    _is_strict = True
     #: The epoch of the iterable that the current iteration reads, if it has `set_epoch`.
     _epoch: int | None = None
 
@@ -126,31 +142,39 @@ class IterableWrapper(IterDataPipe[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
             return iter(self.iterable)  # its own state says where it stands
-        position, source = token_of(self).yielded, self._source()
-        if position or self._is_told or isinstance(source, (Sized, IterDataPipe)):
-            return iterate_from(source, position)
+        position = token_of(self).yielded
+        if not is_stream(self.iterable):
+            return iterate_from(self._source(), position)
+        self._epoch = epoch_of(self.iterable)
+        if self._stream is None:
+            self._stream = SampledStream(self._name())
+        return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._tell_empty)
+
+    def _open(self) -> Iterator[T_co]:
+        source = self._source()
         is_read_on = source is self.iterable and hasattr(type(source), "__next__")
-        was_read, self._was_read = self._was_read and is_read_on, is_read_on
-        return chain.from_iterable(self._watched(iter(source), was_read))
+        self._is_used_up, self._was_read = self._was_read and is_read_on, is_read_on
+        return iter(source)
 
-    def _watched(self, iterator: Iterator[T_co], was_read: bool) -> Iterator[Iterator[T_co]]:
-        """The iterator, with a warning if it has nothing at all: then something has read it before, most often.
-
-        Not in workers, ours or another library's: the share of one may be empty.
-        """
-        for first in iterator:
-            yield chain((first,), iterator)  # by functions in C from here on
-            return
-        if random.is_replica or multiprocessing.parent_process() is not None:
-            return
-        self._is_told = True
+    def _name(self) -> str:
         kind = f"the {type(self.iterable).__name__}"
         if is_generator_function(self.iterable):
             kind = f"the generator function {getattr(self.iterable, '__name__', self.iterable)}"
-        said = f"{kind} given to IterableWrapper has yielded nothing in this epoch"
-        if was_read:
+        return f"{kind} given to IterableWrapper"
+
+    def _tell_empty(self) -> None:
+        """Warns that the stream has no items: then something has read it before, most often.
+
+        Not in workers, ours or another library's: the share of one may be empty.
+        """
+        is_worker = random.is_replica or multiprocessing.parent_process() is not None
+        if self._is_told or is_worker or isinstance(self.iterable, Sized):
+            return
+        self._is_told = True
+        said = f"{self._name()} has yielded nothing in this epoch"
+        if self._is_used_up:
             said = (
-                f"{kind} given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing; "
+                f"{self._name()} is a one-shot iterator, of which an earlier epoch has left nothing; "
                 "give a list, or a generator function, which is called anew in each epoch"
             )
         warn_outside(f"{said}.", UserWarning)
@@ -177,7 +201,9 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch of the iterable, if it has `set_epoch`. The place is the number of items yielded.
+        """The epoch of the iterable, if it has `set_epoch`, and a checksum of some items of one that does not seek.
+
+        The position is the number of items yielded.
 
         Raises:
             TypeError: it is a set whose order is another one in each process.
@@ -187,12 +213,21 @@ class IterableWrapper(IterDataPipe[T_co]):
                 f"IterableWrapper reads a {type(self.iterable).__name__} whose members have no order that is the same "
                 "in each process, so its state would go on with other items elsewhere; give it a list"
             )
-        return {} if self._epoch is None else {"epoch": self._epoch}
+        state = {} if self._stream is None else self._stream.state()
+        return state if self._epoch is None else {**state, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the iterable read the epoch in which the state was saved, if it has `set_epoch`."""
+        """Makes the iterable read the epoch in which the state was saved, if it has `set_epoch`.
+
+        Raises:
+            TypeError, ValueError: the state is damaged.
+        """
+        self._stream = SampledStream(self._name(), state_dict) if is_stream(self.iterable) else None
         if epoch_of(self.iterable) is not None and "epoch" in state_dict:
             self.iterable.set_epoch(state_dict["epoch"])
+
+    def _compare(self, is_strict: bool) -> None:
+        self._is_strict = is_strict
 
     def _can_seek(self) -> bool:
         return can_seek(self.iterable)

@@ -1,0 +1,166 @@
+"""Reading a stream that has no state: its position is a number of items, and resuming reads it again up to there.
+
+Role: one reading samples the stream, so that a resume notices a stream that does not repeat itself. The sampled
+positions grow sparser, and between two of them no Python code runs. Runs where the source of a pipeline is read.
+
+A stream may draw from the global generators, to shuffle or to augment. If it does so for its first two items, a state
+holds the generators of its beginning. The items up to the position are read with these, and the generators are put
+back afterwards. If other code draws between two items, augmented items differ on a resume although their order is the
+same. So a difference is a warning for streams that draw for their second item, and an error for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any
+
+from torchdata._reporting import warn_outside
+from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.witnessing import Digest
+
+__all__ = ["SampledStream"]
+
+#: Stands for the end of the stream.
+_END: Any = object()
+
+
+class SampledStream:
+    """One reading of a stream, from its beginning or from a saved position.
+
+    Args:
+        name: the stream, in words.
+        saved: what `state` returned when the position was saved; None if nothing was.
+
+    Raises:
+        TypeError, ValueError: `saved` is damaged.
+    """
+
+    def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
+        self._name = name
+        saved = saved or {}
+        self._digest = Digest.of(saved["digest"]) if "digest" in saved else Digest()
+        #: The global generators before the stream drew from them first; None if it has not drawn.
+        self._generators: dict[str, Any] | None = saved.get("generators")
+        #: Whether the stream has drawn for its second item.
+        self._draws = bool(saved.get("draws", False))
+        self._has_saved = "digest" in saved
+
+    def state(self) -> dict[str, Any]:
+        """The samples so far, and the generators that reading them again needs."""
+        state: dict[str, Any] = {"digest": self._digest.as_tuple()}
+        if self._generators is not None:
+            state |= {"generators": self._generators, "draws": self._draws}
+        return state
+
+    def read(
+        self,
+        make: Callable[[], Iterator[Any]],
+        position: int,
+        *,
+        is_strict: bool = True,
+        if_empty: Callable[[], object] | None = None,
+    ) -> Iterator[Any]:
+        """An iterator over the stream from a position on.
+
+        Args:
+            make: begins to iterate over the stream.
+            position: how many items are skipped.
+            is_strict: whether the skipped items are compared with those that were read when the state was saved.
+            if_empty: called if the stream has no items.
+        """
+        if position or self._generators is not None:
+            return chain.from_iterable(self._resumed(make, position, is_strict))
+        before = save_generators()
+        source = make()
+        self._note_draws(before)
+        return chain.from_iterable(self._pieces(source, if_empty))
+
+    def _resumed(self, make: Callable[[], Iterator[Any]], position: int, is_strict: bool) -> Iterator[Iterator[Any]]:
+        saved, is_compared = self._digest, self._has_saved and is_strict
+        digest, last = Digest(), None
+        with _as_at(self._generators):
+            stream = chain.from_iterable(self._pieces(make(), None, digest))
+            if position:
+                last = next(islice(stream, position - 1, position), _END)
+        has_ended, last = last is _END, None
+        self._digest = digest
+        if is_compared and (has_ended or not digest.agrees_with(saved)):
+            self._complain(position)
+        yield stream
+
+    def _complain(self, position: int) -> None:
+        """Warns, or raises RuntimeError: the stream does not repeat itself."""
+        if self._draws:
+            warn_outside(
+                f"{self._name} draws from the global random generators for each item, and its first {position} items "
+                "are not those that were read before the state was saved. If only the drawn numbers differ, nothing is "
+                "lost. If the order differs, some items come twice and others never: seed the order in each epoch",
+                RuntimeWarning,
+            )
+            return
+        raise RuntimeError(
+            "this pipeline does not repeat itself, so it cannot go on from the state: the first "
+            f"{position} items of {self._name} are not those that were read before the state was saved. Seed "
+            "whatever shuffles or draws them, in each epoch, or shuffle by the pipe `.shuffle()`. "
+            "load_state_dict(state, strict=False) of the loader goes on all the same, after the same number of items"
+        )
+
+    def _pieces(
+        self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: Digest | None = None
+    ) -> Iterator[Iterator[Any]]:
+        """The stream as iterators that follow one another, between which items are sampled."""
+        source = chain(source)  # which does not ask an iterator that has ended again
+        digest, position = digest or self._digest, 0
+        while True:
+            if digest.next > position:
+                yield islice(source, digest.next - position)
+                position = digest.next
+            before = save_generators() if position < 2 else None
+            failed: BaseException | None = None
+            item = None
+            try:
+                item = next(source)
+            except StopIteration:
+                if position == 0 and if_empty is not None:
+                    if_empty()
+                return
+            except BaseException as error:  # raised below, from where the next call goes on
+                failed = error
+            if before is not None:
+                self._note_draws(before, is_second=position == 1)
+            if failed is not None:
+                yield map(_raise, (failed,))
+                continue
+            digest.add(item)
+            sampled, item = [item], None
+            yield map(sampled.pop, (0,))  # no name keeps the item alive
+            position += 1
+
+    def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
+        """Notes whether the stream has drawn from the global generators, which were so before."""
+        after = save_generators()
+        before.pop("awaited", None)
+        if any(before[name] != after[name] for name in before.keys() & after.keys()):
+            self._generators = self._generators or before
+            self._draws = self._draws or is_second
+
+
+@contextmanager
+def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
+    """Sets the global generators, and puts them back afterwards; None leaves them alone."""
+    if generators is None:
+        yield
+        return
+    before = save_generators()
+    before.pop("awaited", None)
+    load_generators(generators)
+    try:
+        yield
+    finally:
+        load_generators(before)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -1,0 +1,234 @@
+"""A stream without a state is read again up to a saved position, and sampled items are compared with those before."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader
+
+POSITIONS = 2, 5, 9, 15
+
+
+class InRandomOrder:
+    """An iterable with an order of its own."""
+
+    def __init__(self, seed: int | None = None, length: int = 20) -> None:
+        self.seed, self.length = seed, length
+
+    def __iter__(self) -> Iterator[Any]:
+        order = [*range(self.length)]
+        random.Random(self.seed).shuffle(order)
+        yield from order
+
+
+class Sized(InRandomOrder):
+    def __len__(self) -> int:
+        return self.length
+
+
+class ShuffledGlobally(InRandomOrder):
+    def __iter__(self) -> Iterator[Any]:
+        order = [*range(self.length)]
+        random.shuffle(order)
+        return iter(order)
+
+
+class Augmented(InRandomOrder):
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            yield number, random.random()
+
+
+class Undigestible(InRandomOrder):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({number} for number in range(self.length))
+
+
+def wrapped(stream: Any) -> Any:
+    return IterableWrapper(stream, deepcopy=False)
+
+
+def filtered_and_mapped(stream: Any) -> Any:
+    return IterableWrapper(stream).sharding_filter().map(str)
+
+
+def loader_over(pipe: Any, workers: int) -> DataLoader2[Any]:
+    service = MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
+    return DataLoader2(pipe, reading_service=service)
+
+
+def state_and_rest(pipe: Any, workers: int, items: int) -> tuple[dict[str, Any], list[Any]]:
+    with loader_over(pipe, workers) as loader:
+        iterator = iter(loader)
+        for _ in range(items):
+            next(iterator)
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        return state, list(iterator)
+
+
+def resumed(pipe: Any, workers: int, state: dict[str, Any], strict: bool = True) -> list[Any]:
+    with loader_over(pipe, workers) as loader:
+        loader.load_state_dict(state, strict=strict)
+        return list(loader)
+
+
+@pytest.mark.parametrize("make", [wrapped, filtered_and_mapped])
+@pytest.mark.parametrize("stream", [InRandomOrder, Sized])
+def test_an_unseeded_order_is_refused_in_the_main_process(make: Callable[[Any], Any], stream: Any) -> None:
+    for items in POSITIONS:
+        state, rest = state_and_rest(make(stream()), 0, items)
+        with pytest.raises(
+            RuntimeError, match=f"does not repeat itself.* first {items} items of the {stream.__name__}"
+        ):
+            resumed(make(stream()), 0, state)
+        assert len(resumed(make(stream()), 0, state, strict=False)) == len(rest)
+
+
+def test_a_generator_function_and_a_data_set_in_an_unseeded_order_are_refused() -> None:
+    def shuffled() -> Iterator[Any]:
+        yield from InRandomOrder()
+
+    state, _ = state_and_rest(wrapped(shuffled), 0, 5)
+    with pytest.raises(RuntimeError, match="generator function shuffled"):
+        resumed(wrapped(shuffled), 0, state)
+    loader: DataLoader2[Any] = DataLoader2.from_dataset(InRandomOrder(), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    other: DataLoader2[Any] = DataLoader2.from_dataset(InRandomOrder(), batch_size=2)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="does not repeat itself"):
+        list(other)
+
+
+@pytest.mark.parametrize("read_first", [1, 3])
+def test_a_worker_refuses_an_unseeded_order_behind_its_snapshot(
+    read_first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdata._engine import snapshots
+
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0)
+    with loader_over(wrapped(InRandomOrder(length=5000)), 1) as loader:
+        iterator = iter(loader)
+        for _ in range(1000 * read_first):
+            next(iterator)
+        state = loader.state_dict()
+    with pytest.raises(RuntimeError, match="items of the InRandomOrder given to IterableWrapper are not those"):
+        resumed(wrapped(InRandomOrder(length=5000)), 1, state)
+    assert len(resumed(wrapped(InRandomOrder(length=5000)), 1, state, strict=False)) == 5000 - 1000 * read_first
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("stream", [lambda: InRandomOrder(3), Undigestible], ids=["seeded", "undigestible"])
+def test_a_stream_that_repeats_itself_resumes_silently(workers: int, stream: Any) -> None:
+    for items in POSITIONS:
+        state, rest = state_and_rest(filtered_and_mapped(stream()), workers, items)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert resumed(filtered_and_mapped(stream()), workers, state) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stream", [ShuffledGlobally, Augmented])
+def test_a_stream_that_draws_from_the_global_generators_draws_the_same_again(workers: int, stream: Any) -> None:
+    for items in POSITIONS:
+        state, rest = state_and_rest(wrapped(stream()), workers, items)
+        assert resumed(wrapped(stream()), workers, state) == rest
+
+
+def test_a_global_shuffle_resumes_although_the_program_draws_between_the_items() -> None:
+    loader = loader_over(wrapped(ShuffledGlobally()), 0)
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+        random.random()
+    state = loader.state_dict()
+    assert resumed(wrapped(ShuffledGlobally()), 0, state) == list(iterator)
+
+
+def test_augmented_items_warn_if_the_program_draws_between_them_and_keep_their_positions() -> None:
+    loader = loader_over(wrapped(Augmented()), 0)
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+        random.random()
+    state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match="draws from the global random generators for each item"):
+        assert [number for number, _ in resumed(wrapped(Augmented()), 0, state)] == [*range(7, 20)]
+
+
+def test_states_of_resumed_epochs_are_compared_as_well() -> None:
+    first, _ = state_and_rest(wrapped(InRandomOrder(3)), 0, 5)
+    loader = loader_over(wrapped(InRandomOrder(3)), 0)
+    loader.load_state_dict(first)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    second, rest = loader.state_dict(), list(iterator)
+    assert resumed(wrapped(InRandomOrder(3)), 0, second) == rest
+    with pytest.raises(RuntimeError, match="first 9 items"):
+        resumed(wrapped(InRandomOrder(4)), 0, second, strict=True)
+
+
+def test_a_stream_that_raises_at_a_sampled_item_goes_on_behind_it() -> None:
+    class Raising:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> int:
+            self.number += 1
+            if self.number in (1, 3, 6, 200):
+                raise ValueError(self.number)
+            if self.number > 400:
+                raise StopIteration
+            return self.number
+
+    iterator, items, errors = iter(wrapped(Raising())), [], []
+    while True:
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            break
+        except ValueError as error:
+            errors.append(error.args[0])
+    assert errors == [1, 3, 6, 200]
+    assert items == [number for number in range(1, 401) if number not in errors]
+
+
+def test_sequences_are_not_sampled() -> None:
+    for data in ([1, 2], (1, 2), range(2), "ab", {1: 2}):
+        pipe = IterableWrapper(data)
+        next(iter(pipe))
+        assert "digest" not in pipe.state_dict()
+
+
+def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one() -> None:
+    for seed in (None, 3):
+        for items in POSITIONS:
+            loader = Loader(Node(InRandomOrder(seed)))
+            iterator = iter(loader)
+            for _ in range(items):
+                next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            rest, later = list(iterator), Loader(Node(InRandomOrder(seed)))
+            later.load_state_dict(state)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                got = list(later)
+            assert len(got) == len(rest)
+            said = [str(each.message) for each in caught if each.category is RuntimeWarning]
+            assert len(said) == (seed is None)
+            assert got == rest if seed else f"first {items} items are not those" in said[0]
