@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import faulthandler
 import importlib.util
+import itertools
 import random
 import resource
 import signal
@@ -110,16 +111,17 @@ def _limited(seconds: int) -> Iterator[None]:
 
 @dataclass
 class Inputs:
-    """The inputs of a number, one for each target."""
+    """The inputs of some numbers, one of each for each target."""
 
-    number: int
+    numbers: range
     targets: dict[str, Target]
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
     """The targets whose names have one of the parts that the command line names."""
     parts = options.targets.split(",")
-    return Inputs(number, {name: one for name, one in targets().items() if any(part in name for part in parts)})
+    chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
+    return Inputs(range(10 * number, 10 * number + 10), chosen)
 
 
 def check_inputs(plan: Inputs) -> int:
@@ -128,13 +130,13 @@ def check_inputs(plan: Inputs) -> int:
     Raises:
         Exception: the first that a target did not expect.
     """
-    for name, target in plan.targets.items():
+    for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
         try:
-            check(name, target, plan.number)
+            check(name, target, number)
         except Exception as error:
-            error.add_note(f"target {name}, input {plan.number}")
+            error.add_note(f"target {name}, input {number}")
             raise
-    return len(plan.targets)
+    return len(plan.numbers) * len(plan.targets)
 
 
 DRIVER = Driver(

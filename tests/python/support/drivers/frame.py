@@ -26,6 +26,8 @@ from watchdog import end_session, show_stacks, survivors_of
 
 #: Seconds between two lines that say how far a driver is.
 SAID = 60.0
+#: Seconds within which all is gone that a plan has started, on a busy machine.
+GONE = 60.0
 #: Frames of stacks that say nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
@@ -85,9 +87,9 @@ def about_to_die(number: int) -> None:
     _say(dies=number)
 
 
-def left_behind(descriptors_before: int, seconds: float = 60.0) -> dict[str, Any]:
+def left_behind(descriptors_before: int) -> dict[str, Any]:
     """What is left in this process, once it had time to go."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + GONE
     while True:
         gc.collect()
         left = {
@@ -137,6 +139,7 @@ class Forked:
             _speech[:] = [self._speaking]
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()
@@ -184,7 +187,7 @@ class Forked:
         if hung:
             outcome.wrong = f"it hung: not done after {limit:.0f} s"
         elif left:
-            outcome.wrong = f"processes outlived it: {left}"
+            outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"processes outlived it: {left}"]))
         elif self.code and self.code != -said.get("dies", 0):
             outcome.wrong = f"exit code {self.code}"
         elif output and self.driver.is_quiet(self.plan) and not outcome.wrong and not self.code:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivers.frame import about_to_die
 from leftovers import children
+from lives.model import is_known
 from lives.pipelines import Differs, key
 from torchdata.dataloader2 import WorkerExitedError
 
@@ -94,8 +95,12 @@ def strike(run: Run) -> None:
         run.life.set_flag(False)
         if blow.again and not is_over:
             run.did.append("again")
-            with contextlib.suppress(WorkerExitedError, TimeoutError, RuntimeError):
-                _read_epoch(run, iter(run.loader), len(run.expected) - 1, whole=False)
+            with contextlib.suppress(TimeoutError, RuntimeError):  # or it says why it does not work
+                items = iter(run.loader)
+                if is_known(run.life) and not run.life.lasts:
+                    _read_epoch(run, items, len(run.expected) - 1)
+                for _ in items:
+                    pass
         ending = time.monotonic()
         run.loader.shutdown()
         if time.monotonic() > ending + LATE:

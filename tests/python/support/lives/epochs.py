@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lives.pipelines import Bad, Differs, Odd, difference, key
+from lives.pipelines import Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
@@ -55,6 +55,8 @@ def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callab
             if len(epoch) == until:
                 break
             meanwhile()
-    except (Bad, Odd):
+    except Exception as error:
+        if not is_planned(error):
+            raise
         epoch.fails = True
     return epoch

@@ -5,15 +5,16 @@ No epoch is left early: how far threads had run then is a matter of speed, and s
 
 from __future__ import annotations
 
+import argparse
 import random
-from contextlib import suppress
 from typing import Any
 
 from drivers.frame import Driver, Skipped
 from lives import run
 from lives.pipelines import Differs
 from lives.plans import Life, only_read
-from random_graphs.check import start
+from random_graphs.check import more as graph_options
+from random_graphs.check import start, with_torch
 from random_graphs.loaders import Loader
 
 
@@ -53,8 +54,6 @@ def check(life: GraphLife) -> int:
         Differs: it gives something else than a loader that is only read.
         Skipped: the graph fails, or does not repeat itself.
     """
-    with suppress(ImportError):
-        import torch.utils.data  # noqa: F401 - graphs have torch's pipes, too, where it is there
     try:
         runs = [only_read(life) for _ in range(2)]
     except Exception as error:
@@ -71,4 +70,15 @@ def check(life: GraphLife) -> int:
         raise
 
 
-DRIVER = Driver(run.of_methods(GraphLife), check, "things done", is_quiet=lambda life: not life.presses)
+def plan_of(seed: int, options: argparse.Namespace) -> GraphLife:
+    life = GraphLife(seed, tuple(options.start_methods.split(",")))
+    life.presses &= not options.calm
+    return life
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    run.more(parser)
+    graph_options(parser)
+
+
+DRIVER = Driver(plan_of, check, "things done", around=with_torch, is_quiet=lambda life: not life.presses, more=more)

@@ -83,7 +83,8 @@ def is_known(life: Life) -> bool:
     steps = {*life.before, *life.behind}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)
-    return life.kind == "workers" and not (is_drawn or runs_ahead or life.block or life.ranks)
+    exits = "failing" in steps and life.failure == "exit"
+    return life.kind == "workers" and not (exits or is_drawn or runs_ahead or life.block or life.ranks)
 
 
 def compare(life: Life, found: list[Epoch]) -> None:

@@ -27,6 +27,11 @@ class Odd(Exception):
         super().__init__(f"{one} and {other}")
 
 
+def is_planned(error: Exception) -> bool:
+    """Whether this is the error of a function that fails, or of one that has called `sys.exit` in a worker."""
+    return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
+
+
 def number_of(item: Any) -> int:
     """A number that follows from an item: the same in each process, as strings have other hashes there."""
     return crc32(repr(key(item)).encode())

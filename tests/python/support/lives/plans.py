@@ -28,20 +28,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 #: The steps whose state lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
 #: The steps behind a dispatch whose items do not depend on which worker gets an item, nor on when.
-BY_ITEM = {
-    "plain",
-    "filter",
-    "few",
-    "flatmap",
-    "skewed",
-    "slow",
-    "large",
-    "mixed",
-    "threads",
-    "prefetch",
-    "cycle",
-    "failing",
-}
+BY_ITEM = {"plain", "filter", "few", "flatmap", "skewed", "slow", "large", "mixed", "threads", "prefetch", "cycle"}
 #: Seconds after which a process hangs.
 HANGS_AFTER = 0.8
 #: Who is hit, and by what, with how often that is drawn. "SIGSTOP" stands still for good, "halt" goes on again.
@@ -54,8 +41,7 @@ BLOWS = {
     ("main", "SIGTERM"): 1,
     ("main", "SIGINT"): 2,
     ("terminal", "SIGINT"): 4,
-    ("self", "exit"): 1,
-    ("self", "_exit"): 2,
+    ("self", "_exit"): 3,
 }
 
 
@@ -172,7 +158,7 @@ class Life:
             self.main = [step for step in self.main if step != "batch"]
             self.behind = [step for step in self.behind if step != "block"]
             if self.shard == "dispatch":  # to whoever is free
-                self.behind = [step for step in self.behind if step in BY_ITEM]
+                self.behind = [step for step in self.behind if step in {*BY_ITEM, "failing"}]
         steps = {*self.before, *self.behind}
         #: `skip` draws nothing.
         self.skips = "drawing" not in steps
@@ -200,7 +186,7 @@ class Life:
 
     def _choose_failing(self, dice: random.Random) -> None:
         #: How functions fail.
-        self.failure = dice.choice(["error", "error", "odd"])
+        self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
         if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
             part = dice.choice([self.before, self.behind])
             part.insert(dice.randrange(len(part) + 1), "failing")

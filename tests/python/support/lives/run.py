@@ -23,7 +23,7 @@ from lives import events
 from lives.blows import strike
 from lives.epochs import Epoch, read_epoch
 from lives.model import compare, is_known
-from lives.pipelines import Bad, Differs, Odd, begin, key
+from lives.pipelines import Differs, begin, is_planned, key
 from lives.plans import Life, only_read
 from pressing import alarm, press
 from random_graphs.elsewhere import elsewhere
@@ -133,8 +133,8 @@ class Run:
                 self.has_left = False
                 try:
                     self._read_epoch(until)
-                except (Bad, Odd):
-                    if not (self.life.free and self.life.armed[self.epoch]):
+                except Exception as error:
+                    if not (is_planned(error) and self.life.free and self.life.armed[self.epoch]):
                         raise
                     self.did.append("failed")
                 self.epoch += 1
@@ -151,8 +151,8 @@ class Run:
         self.did.append(self.life.ending)
         if self.life.ending == "shutdown":
             return
-        with contextlib.suppress(Bad, Odd):
-            next(iter(self.loader), None)
+        self.life.set_flag(False)
+        next(iter(self.loader), None)
         if self.life.ending == "dropped":
             self.loader = self.iterator = None
             gc.collect()
@@ -175,7 +175,9 @@ class Run:
             self.read(self.size)
         try:
             got, fails = next(self.iterator, self), False
-        except (Bad, Odd):
+        except Exception as error:
+            if not is_planned(error):
+                raise
             got, fails = self, True
         if got is not self or fails != self.expected[self.epoch].fails:
             raise Differs(f"behind the last item of epoch {self.epoch} comes {'an error' if fails else got!r:.100}")
@@ -376,7 +378,8 @@ def go_on_from(
     with life.made(workers) as loader:
         loader.load_state_dict(pickle.loads(state))
         until = epoch.size - given
-        got = read_epoch(loader, until) if until else Epoch()
+        goes_on = number + 1 < len(expected) and until and epoch.until is None and not (life.draws_in_main or life.free)
+        got = read_epoch(loader, None if goes_on else until) if until else Epoch()
         try:
             epoch.check(came[:given], got, life.free)
         except Differs as error:
@@ -385,13 +388,13 @@ def go_on_from(
             return
         if len(got) != until:
             raise Differs(f"from a state in the midst of epoch {number}: {len(got)} items instead of {until}")
-        if number + 1 == len(expected) or not until or epoch.fails or epoch.until is not None or life.draws_in_main:
+        if not goes_on:
             return
         number += 1
         life.arm(number)
         if number < len(life.epochs) and life.epochs[number][0] is not None:
             loader.seed(life.epochs[number][0])
-        if not life.free and (got := read_epoch(loader, expected[number].size or None)) != expected[number][: len(got)]:
+        if (got := read_epoch(loader, expected[number].size or None)) != expected[number][: expected[number].size]:
             raise Differs(f"epoch {number}, behind one that was loaded: {got!s:.200}")
     life.set_flag(False)
 
@@ -425,9 +428,18 @@ def check(life: Life) -> int:
     return len(run.did)
 
 
-def of_methods(kind: type[Life]) -> Callable[[int, argparse.Namespace], Life]:
-    """Lives by the start methods of the command line."""
-    return lambda seed, options: kind(seed, tuple(options.start_methods.split(",")))
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--calm", action="store_true", help="without Ctrl-C at moments that follow from the clock")
+    parser.add_argument("--blows", action="store_true", help="only lives that end by a blow")
 
 
-DRIVER = Driver(of_methods(Life), check, "things done", is_quiet=lambda life: not life.presses)
+def plan_of(seed: int, options: argparse.Namespace) -> Life:
+    for number in range(seed * 1000, (seed + 1) * 1000):
+        life = Life(number if options.blows else seed, tuple(options.start_methods.split(",")), options.blows or None)
+        if life.blow is not None or not options.blows:
+            break
+    life.presses &= not options.calm
+    return life
+
+
+DRIVER = Driver(plan_of, check, "things done", is_quiet=lambda life: not life.presses, more=more)
