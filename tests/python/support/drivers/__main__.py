@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from drivers import DRIVERS
-from drivers.frame import drive
+from drivers.frame import Leaves, drive
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +21,12 @@ def main(arguments: list[str]) -> int:
         )
         return int(name != "--help")
     module, _, attribute = DRIVERS[name].partition(":")
-    return drive(name, getattr(importlib.import_module(module), attribute or "DRIVER"), more)
+    try:
+        return drive(name, getattr(importlib.import_module(module), attribute or "DRIVER"), more)
+    except Leaves as leaving:
+        program = leaving.program
+    program()
+    return 0
 
 
 if __name__ == "__main__":

@@ -36,12 +36,19 @@ class Skipped(Exception):
     """The plan cannot be judged; the text says why."""
 
 
+class Leaves(BaseException):
+    """Leaves all frames in a process that a plan has forked, which goes on as a program of its own."""
+
+    def __init__(self, program: Callable[[], None]) -> None:
+        self.program = program
+
+
 @dataclasses.dataclass(frozen=True)
 class Driver:
     """What a driver adds to the frame.
 
     Args:
-        plan_of: from a seed and the options, what is to be run; its `repr` is for a person to read.
+        plan_of: from a seed and the options, what is to be run; its `repr` is for a person to read. None: no more is.
         check: runs it and returns how much of what `noun` names there was; raises what is wrong, or `Skipped`.
         noun: what is counted.
         limit: seconds after which a plan counts as hung.
@@ -151,11 +158,14 @@ class Forked:
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             code = 0
-        finally:
-            with contextlib.suppress(BaseException):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+        except Leaves:
+            raise
+        except BaseException:
+            traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
     def poll(self) -> int | None:
         """How the process has ended, if it has."""
@@ -225,7 +235,9 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
             and time.monotonic() - started < options.seconds
             and seed < options.seed + options.runs
         ):
-            plan = driver.plan_of(seed, options)
+            if (plan := driver.plan_of(seed, options)) is None:
+                options.runs = 0
+                continue
             if options.cadence_zero and hasattr(plan, "cadence"):
                 plan.cadence = 0.0, 0.0
             if options.here or not driver.forks:
