@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator
 
-__all__ = ["cores", "memory_left", "private_memory"]
+__all__ = ["cores", "memory_left"]
 
 _CGROUPS = "/sys/fs/cgroup"
 
@@ -43,16 +43,6 @@ def memory_left() -> int | None:
         if most.isdigit() and used.isdigit():  # where nothing is limited, a number beyond all memory
             found.append(max(0, int(most) - int(used) + _reclaimable(group, "total_inactive_file")))
     return min(found, default=None)
-
-
-def private_memory(pid: int) -> int | None:
-    """Bytes of memory that a process has for itself alone; None if that is not known."""
-    private = [
-        int(line.split()[1]) << 10
-        for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()
-        if line.startswith(("Private_Clean:", "Private_Dirty:"))
-    ]
-    return sum(private) if private else None
 
 
 def _reclaimable(group: str, wanted: str) -> int:

@@ -1,12 +1,10 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{
-    Command, Deal, DealEntry, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish,
-};
+use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
-use super::saving::{Ordered, digest};
-use super::world::{Act, Child, Doing, Kept, Links, Main, Setting, Take, World};
+use super::saving::digest;
+use super::world::{Act, Child, Doing, Links, Main, Setting, Take, World};
 
 impl Setting {
     pub fn child_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
@@ -41,7 +39,7 @@ impl Setting {
         let mut after = world.clone();
         let name = match child.doing {
             Doing::Idle | Doing::Gone => unreachable!("it waits"),
-            Doing::Between => after.begin_next_pass(self, index),
+            Doing::Between => after.begin_next_pass(index),
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
@@ -71,10 +69,10 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 }
 
 /// The next step of a pump over these links, between items, and how it stands after it.
-fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Dealing, Vec<Sending>) {
-    let (mut dealing, mut sending) = ((*pump.dealing).clone(), pump.sending.clone());
+fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
+    let mut sending = pump.sending.clone();
     let permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
-    (dealing.next(permit), dealing, sending)
+    (pump.dealing.next(permit), sending)
 }
 
 impl World {
@@ -116,7 +114,7 @@ impl World {
             (Doing::Pumping, Pump { ending: true, .. }) => false,
             (Doing::Pumping, pump) => {
                 let deal = next_deal(setting, pump, links, first).0;
-                matches!(deal, Deal::WaitFor(_) | Deal::WaitForAny)
+                matches!(deal, Deal::WaitFor(_))
             }
             (Doing::InGraph, _) => {
                 let at_source = child.made.1 == 0 && !child.failed && !child.exhausted;
@@ -165,9 +163,6 @@ impl World {
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(setting, &ordered);
-                if setting.is_dispatcher(index) && setting.is_free() {
-                    self.deal_freely(index, epoch, &ordered);
-                }
             }
             (Step::Apply | Step::Skip, Command::Call(_)) => {
                 child.acknowledged = Some(child.place());
@@ -181,28 +176,6 @@ impl World {
             }
             (Step::End, Command::Stop) => child.doing = Doing::Gone,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
-        }
-    }
-
-    /// Begins to deal freely, behind what an earlier run has dealt.
-    fn deal_freely(&mut self, index: usize, epoch: u32, ordered: &Ordered) {
-        let pump = &mut self.children[index].pump;
-        let owners = ordered.start.as_ref().and_then(|start| start.owners.clone()).unwrap_or_default();
-        pump.dealing.begin_freely(&owners, pump.accounts.iter().map(|account| account.items).sum());
-        (self.kept.record.number, self.kept.record.owners, self.kept.late) = (epoch, owners, None);
-    }
-
-    /// Records an entry, if there is one, or leaves that out.
-    fn record(&mut self, owner: Option<DealEntry>, is_recorded: bool) {
-        let Some(owner) = owner else { return };
-        let Kept { record, truth, .. } = &mut *self.kept;
-        if is_recorded {
-            record.owners.entries.push(owner);
-        }
-        // One that has not heard yet that main goes on elsewhere deals to nobody.
-        let dispatcher = &self.children[self.children.len() - 1];
-        if dispatcher.pump.stream().epoch() == self.number {
-            truth.push(owner);
         }
     }
 
@@ -295,11 +268,10 @@ impl World {
             pump.dealing.end(target);
             return "is about to end";
         }
-        let (deal, dealing, sending) = next_deal(setting, pump, links, first);
-        pump.dealing.set(dealing);
+        let (deal, sending) = next_deal(setting, pump, links, first);
         pump.sending = sending;
         match deal {
-            Deal::WaitFor(_) | Deal::WaitForAny => unreachable!("it waits"),
+            Deal::WaitFor(_) => unreachable!("it waits"),
             Deal::Nobody => {
                 pump.ending = true;
                 "is wanted no more"
@@ -315,15 +287,14 @@ impl World {
     }
 
     /// Begins another pass, which was asked for.
-    pub fn begin_next_pass(&mut self, setting: &Setting, index: usize) -> &'static str {
+    pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
         let next = pump.stream().next_pass();
         pump.begin(next);
-        let owner = pump.dealing.begin_next();
+        pump.dealing.begin();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
-        self.record(owner, setting.rules.parting);
         "begins once more"
     }
 
@@ -461,15 +432,6 @@ impl World {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;
         let target = std::mem::take(&mut child.target);
-        let deal = if child.skips { Deal::Skip(target) } else { Deal::To(target) };
-        let owner = child.pump.dealing.made(deal);
-        if setting.rules.recording || owner.is_none() {
-            self.record(owner, true);
-        } else {
-            let late = std::mem::replace(&mut self.kept.late, owner);
-            self.record(late, true);
-        }
-        let child = &mut self.children[index];
         let pump = &mut child.pump;
         if !std::mem::take(&mut child.skips) {
             pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));

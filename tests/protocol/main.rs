@@ -85,41 +85,17 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     all
 }
 
-/// The events where items are dealt to whoever is free.
-fn free_happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
-    let free = Setting { in_order: false, ..setting.clone() };
-    let mut all = happenings(&free);
-    let some_leave = Setting { header: Some(1), leavers: 1, ..free };
-    all.push(("one share left early, two passes", Setting { passes: 2, ..some_leave }));
-    all.retain(|(what, _)| *what != "out of order, breaks");
-    all
-}
-
-/// The events where items are dealt in turn.
-fn happenings_in_turn(setting: &Setting) -> Vec<(&'static str, Setting)> {
-    happenings(setting).into_iter().filter(|(_, setting)| !setting.is_free()).collect()
-}
-
 #[track_caller]
 fn all_hold(setting: &Setting) {
-    all_hold_of(setting, happenings(setting));
-}
-
-#[track_caller]
-fn all_hold_of(setting: &Setting, happenings: Vec<(&'static str, Setting)>) {
     let name = format!(
         "{} workers{}, windows {} and {}, {:?}",
         setting.workers,
-        match (setting.dispatches, happenings.iter().all(|(_, setting)| setting.is_free())) {
-            (true, true) => ", dispatching freely",
-            (true, false) => ", dispatching",
-            (false, _) => "",
-        },
+        if setting.dispatches { ", dispatching" } else { "" },
         setting.window,
         setting.dispatch_window,
         setting.outputs
     );
-    for (what, setting) in happenings {
+    for (what, setting) in happenings(setting) {
         let began = std::time::Instant::now();
         match explore(&setting) {
             Ok(explored) => println!("{name}: {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
@@ -154,26 +130,14 @@ fn two_workers_and_the_dispatching_process() {
     for setting in
         [setting(2, true, &[2, 0, 1]), Setting { window: 2, dispatch_window: 1, ..setting(2, true, &[0, 2]) }, wide]
     {
-        all_hold_of(&setting, happenings_in_turn(&setting));
+        all_hold(&setting);
     }
     all_hold(&Setting { window: 1, dispatch_window: 2, ..setting(2, true, &[0, 2]) });
 }
 
 #[test]
-fn a_dispatching_process_that_deals_to_whoever_is_free() {
-    let one = setting(1, true, &[2, 0, 1]);
-    let two = Setting { epochs: 1, ..setting(2, true, &[2, 1]) };
-    let wide = Setting { window: 2, dispatch_window: 2, outputs: &[2], ..two.clone() };
-    for setting in [one, two, wide, setting(2, true, &[2])] {
-        all_hold_of(&setting, free_happenings(&setting));
-    }
-}
-
-#[test]
 fn three_workers_and_the_dispatching_process() {
-    let three = setting(3, true, &[0, 2]);
-    // Freely dealt, three workers have more states than fit into memory: two show that.
-    all_hold_of(&three, happenings_in_turn(&three));
+    all_hold(&setting(3, true, &[0, 2]));
 }
 
 #[test]
@@ -181,8 +145,6 @@ fn three_workers_and_the_dispatching_process() {
 fn three_workers_and_the_dispatching_process_with_more_items() {
     all_hold(&setting(3, true, &[2, 0, 1]));
     all_hold(&setting(3, true, &[0, 1, 1]));
-    let free = setting(2, true, &[2, 0, 1]);
-    all_hold_of(&free, free_happenings(&free));
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(3, true, &[0, 2]) });
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(2, true, &[1, 1]) });
 }

@@ -1,6 +1,6 @@
 //! Main: begins epochs, asks for items, breaks, halts, calls, ends everything.
 
-use torchdata_core::protocol::{Command, DealEntry, Next, Stream};
+use torchdata_core::protocol::{Command, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
@@ -389,7 +389,7 @@ impl World {
     }
 
     pub fn deliver(&mut self, setting: &Setting, (epoch, item): (u32, u8)) -> Result<(), String> {
-        let expected = setting.expected(&self.kept.truth);
+        let expected = setting.expected();
         if epoch != self.epoch {
             return Err(format!("an item of epoch {epoch} is delivered in epoch {}", self.epoch));
         }
@@ -402,34 +402,16 @@ impl World {
         }
         // Out of order: how often each item came, four bits each.
         self.seen += 1 << (4 * u32::from(item));
-        let most = if setting.is_free() {
-            u32::from(setting.outputs[usize::from(item)]) * setting.passes
-        } else {
-            expected.iter().filter(|&&other| other == item).count() as u32
-        };
+        let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {
             return Err(format!("item {item} is delivered too often"));
         }
         Ok(())
     }
 
-    /// Whether all items of all passes were dealt to somebody.
-    fn has_dealt_all(&self, setting: &Setting) -> bool {
-        let passes = self.kept.truth.split(|&owner| owner == DealEntry::NextPass);
-        let dealt: Vec<usize> = passes.map(<[DealEntry]>::len).collect();
-        dealt == vec![setting.outputs.len(); setting.passes as usize]
-    }
-
     pub fn complete(&mut self, setting: &Setting) -> Result<(), String> {
-        let all = setting.expected(&self.kept.truth);
+        let all = setting.expected();
         let expected = all.len();
-        if setting.is_free() && !setting.leaves_some() && !self.has_dealt_all(setting) {
-            return Err(format!("the epoch ends before all was dealt: {:?}", self.kept.truth));
-        }
-        let seen: u32 = all.iter().map(|&item| 1 << (4 * u32::from(item))).sum();
-        if setting.is_free() && self.seen != seen {
-            return Err(format!("the epoch ends as if it were whole with {:x} of {seen:x}", self.seen));
-        }
         if usize::from(self.delivered) != expected {
             return Err(format!("the epoch ends as if it were whole after {} of {expected} items", self.delivered));
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Dealing, Dealt, Grant, Judgement, Owners, Permit, Receiving, Sending, Snapshot, Stream, Wish,
+    Account, Dealing, Dealt, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream, Wish,
 };
 
 use super::saving::Graph;
@@ -49,24 +49,6 @@ pub struct Link {
 impl Link {
     pub fn new() -> Self {
         Self { units: VecDeque::new(), grant: Grant::NONE, count: 0, starving: 0 }
-    }
-}
-
-/// The record of freely dealt items: what lies in shared memory, and what main has begun the epoch with.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Record {
-    /// The epoch that the writer has begun, as streams count it.
-    pub number: u32,
-    pub owners: Owners,
-    pub begun: Option<Owners>,
-}
-
-impl Record {
-    /// The owners from a position on in an epoch; None if nobody knows them.
-    pub fn read(&self, number: u32, from: u64) -> Option<Owners> {
-        let begun = self.begun.as_ref()?;
-        let known = if self.number == number && self.owners.since <= from { &self.owners } else { begun };
-        (known.since <= from).then(|| Owners { since: from, entries: known.from(from) })
     }
 }
 

@@ -122,9 +122,8 @@ impl World {
             self.kept.calls.settle_behind(worker, received[worker].items);
             self.kept.had[worker] = received[worker].items;
         }
-        let place = Place::at(setting, self, &self.kept.books, received, setting.rules.reaching_back);
+        let place = Place::at(setting, &self.kept.books, received);
         let starts = place.resumptions(setting);
-        self.know_owners(place.owners);
         if setting.dispatches {
             self.dealt.iter_mut().chain(self.elsewhere.dealing.iter_mut()).for_each(|link| *link = Link::new());
         }

@@ -80,16 +80,6 @@ fn dispatched_items_go_on_from_any_state() {
 }
 
 #[test]
-fn freely_dealt_items_go_on_from_any_state() {
-    let one = Setting { in_order: false, resumes: 1, ..saving(1, true, &[2, 1]) };
-    holds("1 worker, dealing freely, two passes", &Setting { passes: 2, snapshots: 1, ..one });
-    let two = Setting { in_order: false, resumes: 1, snapshots: 0, ..saving(2, true, &[1]) };
-    holds("2 workers, dealing freely, goes on from a snapshot", &Setting { snapshots: 1, ..two.clone() });
-    holds("2 workers, dealing freely, a share left early", &Setting { header: Some(1), leavers: 1, ..two.clone() });
-    holds("2 workers, dealing freely, snapshots", &Setting { snapshots: 2, resumes: 0, outputs: &[1, 1], ..two });
-}
-
-#[test]
 fn snapshots_of_one_epoch_serve_in_no_other() {
     let one = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
     holds("1 worker, dispatching, breaks", &one);
@@ -123,8 +113,7 @@ fn with_dispatching_all_are_replaced_together() {
     let two = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(2, true, &[1, 1]) };
     holds("2 workers, dispatching, replaced", &two);
     let free = Setting { in_order: false, outputs: &[2], ..two };
-    holds("2 workers, dealing freely, replaced", &free);
-    holds("2 workers, dealing freely, replaced, reading ahead", &Setting { reads_ahead: true, ..free });
+    holds("2 workers, dispatching, out of order, replaced", &free);
 }
 
 #[test]
@@ -137,8 +126,11 @@ fn larger_loaders_go_on_and_are_replaced() {
     holds("2 workers, dispatching, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..two.clone() });
     let free = Setting { in_order: false, ..two.clone() };
     holds("2 workers, dispatching, replaced twice", &Setting { restarts: true, deaths: 2, snapshots: 0, ..two });
-    holds("2 workers, dealing freely, goes on", &Setting { resumes: 1, snapshots: 1, ..free.clone() });
-    holds("2 workers, dealing freely, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..free });
+    holds("2 workers, dispatching, out of order, goes on", &Setting { resumes: 1, snapshots: 1, ..free.clone() });
+    holds(
+        "2 workers, dispatching, out of order, replaced",
+        &Setting { restarts: true, deaths: 1, snapshots: 1, ..free },
+    );
     let three = saving(3, false, &[1, 1, 1]);
     holds("3 workers, go on", &Setting { resumes: 1, snapshots: 1, ..three.clone() });
     holds("3 workers, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..three });
@@ -194,30 +186,6 @@ fn a_worker_that_is_replaced_by_what_was_delivered_sends_items_twice() {
 fn a_dispatching_process_that_is_replaced_alone_leaves_the_workers_waiting_or_wrong() {
     let setting = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(1, true, &[1, 1]) };
     found(setting, |rules| rules.together = false, "everybody waits");
-}
-
-#[test]
-fn a_place_that_does_not_tell_to_whom_items_were_dealt_makes_other_ones_again() {
-    let setting = Setting { in_order: false, resumes: 1, snapshots: 0, ..saving(2, true, &[1]) };
-    found(setting, |rules| rules.remembering = false, "other items");
-}
-
-#[test]
-fn an_item_that_is_sent_before_it_is_recorded_may_go_to_two_workers() {
-    let setting = Setting { in_order: false, restarts: true, deaths: 1, snapshots: 0, ..saving(2, true, &[1]) };
-    found(setting, |rules| rules.recording = false, "other items");
-}
-
-#[test]
-fn passes_whose_end_is_not_recorded_run_into_each_other() {
-    let setting = Setting { in_order: false, resumes: 1, snapshots: 0, passes: 2, ..saving(2, true, &[1]) };
-    found(setting, |rules| rules.parting = false, "other items");
-}
-
-#[test]
-fn a_record_that_begins_anew_too_late_does_not_tell_what_a_state_needs() {
-    let setting = Setting { in_order: false, restarts: true, deaths: 1, reads_ahead: true, ..saving(1, true, &[1, 1]) };
-    found(setting, |rules| rules.reaching_back = false, "does not tell to whom items were dealt");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The snapshots of a child: it puts its own aside between two items, passes on those of the dispatching process, and
 //! begins from one.
 
-use torchdata_core::protocol::{Account, Command, Dealt, Owners, Reader, Share, Snapshot, Stream};
+use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
 use super::memory::{Kind, Pump, Unit};
 use super::shared::Part;
@@ -31,8 +31,6 @@ pub struct Resumption {
     /// behind these, where that is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// To whom the dispatching process has dealt items freely.
-    pub owners: Option<Owners>,
     /// The part of its share that a worker had read.
     pub share: Account,
     /// Main's function, if it is to be met: behind how many items, and its number.
@@ -148,7 +146,7 @@ impl Setting {
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
-        if world.snapshots == 0 || !between || !child.may_save || child.pump.dealing.is_beyond() {
+        if world.snapshots == 0 || !between || !child.may_save {
             return None;
         }
         let stream = child.pump.stream();

@@ -6,13 +6,13 @@
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 
-use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, DealEntry, Dealt, Obedience, Replacing};
+use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, Dealt, Obedience, Replacing};
 
 use super::carrying::Carrier;
 use super::explore::{self, ByFingerprint, Fingerprint, Model};
 use super::going_on::GoingOn;
 use super::lanes::Lane;
-use super::memory::{Link, Pump, ReadEnd, Record, Unit};
+use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
@@ -49,14 +49,6 @@ pub struct Rules {
     pub placing: bool,
     /// A call waits until a worker has made the items again that main has.
     pub holding: bool,
-    /// A place tells to whom items were dealt freely since the dispatching process's snapshot.
-    pub remembering: bool,
-    /// To whom an item is dealt is recorded before it is sent.
-    pub recording: bool,
-    /// Where passes end is recorded.
-    pub parting: bool,
-    /// Those who take places begin the record with all that a state may name.
-    pub reaching_back: bool,
     /// Words from another machine are shown when they arrive, whether or not there is room for the units before them.
     pub words_at_once: bool,
     /// Frames of a process come to its own links alone.
@@ -81,10 +73,6 @@ pub const PRESENT: Rules = Rules {
     together: true,
     placing: true,
     holding: true,
-    remembering: true,
-    recording: true,
-    parting: true,
-    reaching_back: true,
     words_at_once: true,
     own_frames: true,
     hears_who_starves: true,
@@ -293,10 +281,6 @@ pub struct Kept {
     pub replacing: Part<Replacing>,
     /// By child, a bit each: told to begin the epoch when it took a place.
     pub told: u8,
-    pub record: Part<Record>,
-    /// All entries of this epoch, whoever knows them, and one that is recorded late.
-    pub truth: Part<Vec<DealEntry>>,
-    pub late: Option<DealEntry>,
 }
 
 /// The links of workers on other machines; there are none if there are no such workers.
@@ -394,24 +378,14 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// Whether the dispatching process deals to whoever is free.
-    pub fn is_free(&self) -> bool {
-        self.dispatches && !self.in_order
-    }
-
-    /// The items of the source that are a worker's in a pass, as numbers; if they are dealt freely, by the truth.
-    pub fn share_of(&self, truth: &[DealEntry], worker: usize, pass: u32) -> Vec<u8> {
-        if !self.is_free() {
-            return (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect();
-        }
-        let of_pass = truth.split(|&owner| owner == DealEntry::NextPass).nth(pass as usize).unwrap_or_default();
-        let items = (0..).zip(of_pass).filter(|&(_, &owner)| owner == DealEntry::Reader(worker as u16));
-        items.map(|(item, _)| item).collect()
+    /// The items of the source that are a worker's in a pass, as numbers.
+    pub fn share_of(&self, worker: usize) -> Vec<u8> {
+        (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
     /// The items that a worker makes of its share in a pass, from one of its items on.
-    pub fn made_in(&self, truth: &[DealEntry], worker: usize, pass: u32, from: usize) -> Vec<u8> {
-        let share = self.share_of(truth, worker, pass);
+    pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
+        let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
         let made = share[from.min(most)..most]
             .iter()
@@ -420,13 +394,8 @@ impl Setting {
     }
 
     /// The items that a worker makes of its shares, in order.
-    pub fn made_by(&self, truth: &[DealEntry], worker: usize) -> Vec<u8> {
-        (0..self.passes).flat_map(|pass| self.made_in(truth, worker, pass, 0)).collect()
-    }
-
-    /// Whether some workers leave their shares early.
-    pub fn leaves_some(&self) -> bool {
-        self.header.is_some() && self.leavers > 0
+    pub fn made_by(&self, worker: usize) -> Vec<u8> {
+        (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }
 
     pub fn header_of(&self, worker: usize) -> Option<u8> {
@@ -434,8 +403,8 @@ impl Setting {
     }
 
     /// The items that an epoch delivers, in strict order.
-    pub fn expected(&self, truth: &[DealEntry]) -> Vec<u8> {
-        let made = |worker| self.made_by(truth, worker).into();
+    pub fn expected(&self) -> Vec<u8> {
+        let made = |worker| self.made_by(worker).into();
         let mut shares: Vec<VecDeque<u8>> = (0..self.workers).map(made).collect();
         let mut expected = Vec::new();
         while shares.iter().any(|share| !share.is_empty()) {
@@ -471,9 +440,6 @@ impl Model for Setting {
             going_on: None,
             replacing: Replacing::new(self.workers, self.dispatches).into(),
             told: 0,
-            record: Record::default().into(),
-            truth: Vec::new().into(),
-            late: None,
         };
         World {
             main: Main::Between,

@@ -31,7 +31,6 @@ __all__ = [
     "Call",
     "Kept",
     "KeptDealt",
-    "KeptOwners",
     "Resumption",
     "cadence",
     "check_seal",
@@ -63,8 +62,6 @@ _ITEMS = 32
 Call = tuple[int, int, Callable[[Any], Any]]
 #: The dispatching process's: the pass, what it had dealt to each worker, the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
-#: The workers to which items were dealt freely, from one position on, up to the last one that was: two bytes each.
-KeptOwners = tuple[int, bytes]
 
 #: Magic, version, length and CRC-32 of what follows.
 _HEADER = struct.Struct("<4sIQI")
@@ -104,7 +101,6 @@ class Resumption:
         turn: the link that sends the first item.
         passed: passes of the dispatched items that a worker had read whole.
         share: the part of the pass after those that it had read.
-        owners: to whom the dispatching process had dealt items freely; None if it deals in turn.
         calls: functions that were applied to the graph in this epoch, in their order.
     """
 
@@ -113,7 +109,6 @@ class Resumption:
     turn: int = 0
     passed: int = 0
     share: Account = (0, 0)
-    owners: KeptOwners | None = None
     calls: tuple[Call, ...] = ()
 
     @property

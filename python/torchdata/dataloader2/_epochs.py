@@ -184,7 +184,6 @@ class EpochRun:
         stop_reading(pipeline.datapipe)
         if place is None:
             self.seeds.begin_epoch()
-            pipeline.let_move()
         else:
             self.seeds.go_on()
         if not pipeline.is_taken_over:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._reporting import add_note
 from torchdata._threads import Work
 from torchdata.dataloader2._arguments import require_pipe, require_service
@@ -147,15 +146,6 @@ class Pipeline:
             self.datapipe = self.snapshot.copy()
             raise
         self.is_taken_over = True
-
-    def let_move(self) -> None:
-        """Makes the graph anew if the service runs the next epoch in the main process after workers, or in workers."""
-        if not self.is_taken_over or not self.contract.moves():
-            return
-        with InterruptsDeferred():
-            if self.contract.move():
-                self.datapipe = self.snapshot.copy()
-                self.is_taken_over = False
 
     def take_back(self) -> None:
         """Ends what runs the graph, and makes the service anew."""

@@ -136,9 +136,7 @@ class Position:
             self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         place["seconds"] = self._seconds_before + time.monotonic() - self._since
         if output is not None:
-            # Others may have taken their place since.
-            workers = output.num_workers if place["workers"] is None else len(place["workers"]["workers"])
-            place["processes"] = [workers, output.dispatches, output.in_order]
+            place["processes"] = [output.num_workers, output.dispatches, output.in_order]
             return place
         place["own_seeds"] = self.own_seeds
         return place if self._base is None else {**place, "base": self._base}

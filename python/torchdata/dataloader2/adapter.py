@@ -186,8 +186,7 @@ class PrefetchPolicy(Adapter):
 
     Args:
         count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto"
-            begins with few, and takes more where items take so different times that one waits for them, as far as the
-            memory budget permits. It changes how many lie ready, and never their order.
+            is passed on to `prefetch` pipes, which begin with few items, and leaves the counts of workers as they are.
         worker: the number for each worker of the service, where it is to differ from `count`.
 
     Raises:
@@ -203,10 +202,10 @@ class PrefetchPolicy(Adapter):
         IterableWrapper
     """
 
-    def __init__(self, count: int | Literal["auto"], worker: int | Literal["auto"] | None = None) -> None:
+    def __init__(self, count: int | Literal["auto"], worker: int | None = None) -> None:
         if count != "auto":
             check_int("PrefetchPolicy", "count", count, least=0)
-        if worker is not None and worker != "auto":
+        if worker is not None:
             check_int("PrefetchPolicy", "worker", worker, least=0)
         self.count = count
         self.worker = count if worker is None else worker

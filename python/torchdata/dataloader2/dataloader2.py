@@ -230,7 +230,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             batch_size: items per batch; None yields single items, uncollated.
             shuffle: whether each epoch has a random order of its own: of all items by index, or of those of an iterable
                 through the buffer of `shuffle()`.
-            num_workers: number of worker processes; 0 reads in this process; "auto" chooses while it runs.
+            num_workers: number of worker processes; 0 reads in this process; "auto" chooses once, by the cores.
             sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. None makes arrays (with PyTorch

@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from torchdata._stateful import give
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import same_place
 from torchdata.nodes.base_node import BaseNode, NotReset, T
@@ -120,7 +121,7 @@ class IteratingNode(BaseNode[T]):
             is_there = not started and same_place(place, self._pristine)
         if self._stateful is not None and not is_there:
             self._prepare()
-            self._stateful.load_state_dict(place)
+            give(self._stateful, place)
             self._it = iter(self._stateful)  # type: ignore[call-overload]
         else:
             place = self._pristine
@@ -227,7 +228,7 @@ class IteratingNode(BaseNode[T]):
         elif self._after_load is not _UNKNOWN:
             takes_it_again, self._after_load = same_place(place, self._after_load), _UNKNOWN
             if takes_it_again:
-                stateful.load_state_dict(self._pristine)
+                give(stateful, self._pristine)
                 self._it = self._iterate()
                 return IteratingNode.next(self)
         if item is _END:

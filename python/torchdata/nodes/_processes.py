@@ -233,9 +233,9 @@ class _Worker:
         with members.sending:  # threads may replace side by side
             places = restarts.on_death([self._index], received, ended, False)
             try:
-                made = restarts.on_replace(places, ([], None, None), ended)
+                made = restarts.on_replace(places, ([], None), ended)
             except RuntimeWarning as warning:  # where that is an error, the process is there all the same
-                made = restarts.on_replace(places, ([], None, None), ended)
+                made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
             assert link is not None

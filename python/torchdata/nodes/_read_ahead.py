@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol
 
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
+from torchdata._stateful import copied
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failed, not_the_end
 from torchdata.nodes._places import Unsaved, place_of, state_at
@@ -239,7 +240,7 @@ class ReadSource:
             place = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
-            source.reset(place[0])
+            source.reset(copied(place[0]))  # which is kept here
         # Items in no fixed order are not known by their numbers again: the source's state must tell all there is.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
-from torchdata._stateful import is_stateful
+from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import Fields
@@ -150,7 +150,7 @@ class SamplerWrapper(IteratingNode[T]):
             fields = Fields("SamplerWrapper", initial_state)
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
             if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
-                self.epoch_updater.load_state_dict(fields[self.UPDATER_KEY])
+                give(self.epoch_updater, fields[self.UPDATER_KEY])
             self._go_to(fields)
         super().reset(initial_state)
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import not_the_end
@@ -200,7 +201,7 @@ class Unbatcher(BaseNode[T]):
             self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
-        self.source.reset(before)
+        self.source.reset(copied(before))  # which is kept here
         self._advance = advance_of(self.source)
         self._rereads = is_repeatable(self.source)
         super().reset(initial_state)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic
 
 from torchdata._native import SharedIterator
+from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import place_of, state_at
@@ -89,7 +90,7 @@ class Loader(Generic[T]):
     def _begin(self) -> LoaderIterator[T]:
         iterator = LoaderIterator(self)
         with one_reset():
-            iterator.reset(self._loaded)
+            iterator.reset(copied(self._loaded))
         self._it, self._loaded = iterator, None
         return iterator
 

@@ -9,7 +9,7 @@ many words as the loader draws. A program that seeds or sets the global one mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,11 @@ import torch
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
+    comparable,
     decoded,
     encoded,
     found_in,
+    mark_of,
     put_back_afterwards,
     read,
     with_words,
@@ -59,14 +61,22 @@ class Drawing:
         """Whether a key of a moment is that of a generator of the loader's or a sampler's."""
         return isinstance(key, int) and self._own[key] is generator
 
-    def now(self) -> Moment:
-        """The generators as the loader sees them."""
-        with self.under_way():
-            return self._read()
+    def now(self, keys: Set[Any] | None = None) -> Moment:
+        """The generators as the loader sees them.
 
-    def _read(self) -> Moment:
-        moment: Moment = {name: read(name) for name in self._names}
-        return moment | {number: read(one) for number, one in enumerate(self._own)}
+        Args:
+            keys: those of which global ones are wanted, and the others all if there is one; None for all.
+        """
+        with self.under_way():
+            moment: Moment = {name: read(name) for name in self._names if keys is None or name in keys}
+            if keys is None or not keys <= {*self._names}:
+                moment |= {number: read(one) for number, one in enumerate(self._own)}
+            return moment
+
+    def marks(self) -> Moment:
+        """Values that differ if the generators do; to be called while the loader draws."""
+        marks: Moment = {name: mark_of(name) for name in self._names}
+        return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment) -> None:
         """Sets the generators that are in it; to be called while the loader draws."""
@@ -175,21 +185,33 @@ class Drawing:
 
     # -- in states -----------------------------------------------------------------------------------
 
-    def encoded(self, moment: Moment) -> dict[str, Any]:
-        """A moment as plain values."""
-        plain: dict[str, Any] = {name: encoded(moment[name]) for name in self._names if name in moment}
-        own = [encoded(moment[number]) for number in range(len(self._own)) if number in moment]
+    def encoded(self, moment: Moment, first: Moment | None = None) -> dict[str, Any]:
+        """A moment as plain values.
+
+        Args:
+            moment: the generators.
+            first: an earlier moment, if small values are wanted that need it to be decoded.
+        """
+        first = first or {}
+        plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}
+        numbers = [number for number in range(len(self._own)) if number in moment]
+        own = [encoded(moment[number], first.get(number)) for number in numbers]
         return plain | ({"own": own} if own else {})
 
-    def decoded(self, plain: dict[str, Any]) -> Moment:
+    def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:
         """The moment of which `encoded` made this.
+
+        Args:
+            plain: the result of `encoded`.
+            first: the earlier moment that was given there.
 
         Raises:
             ValueError: it is damaged.
         """
-        moment: Moment = {name: decoded(name, plain[name]) for name in GLOBAL if name in plain}
+        first = first or {}
+        moment: Moment = {name: decoded(name, plain[name], first.get(name)) for name in GLOBAL if name in plain}
         for number, (one, state) in enumerate(zip(self._own, plain.get("own", ()), strict=False)):
-            moment[number] = decoded(one, state)
+            moment[number] = decoded(one, state, first.get(number))
         return moment
 
 

@@ -5,11 +5,12 @@ Role: a worker freezes its place, main keeps the bytes, and thaws those that a u
 
 from __future__ import annotations
 
-import copy
 import pickle
 from typing import Any
 
-__all__ = ["copied", "freeze", "thaw"]
+from torchdata._stateful import copied
+
+__all__ = ["copied", "freeze", "is_same", "thaw"]
 
 
 def freeze(state: Any) -> bytes:
@@ -31,9 +32,9 @@ def thaw(frozen: bytes) -> Any:
     return pickle.loads(frozen)
 
 
-def copied(state: Any) -> Any:
-    """A state that does not change when the first one does; itself if it cannot be copied."""
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two states are equal; states that cannot be compared by `==` are compared as bytes."""
     try:
-        return copy.deepcopy(state)
-    except Exception:  # what cannot be copied is the user's to keep still
-        return state
+        return bool(one == other)
+    except Exception:  # of arrays
+        return freeze(copied(one)) == freeze(copied(other))

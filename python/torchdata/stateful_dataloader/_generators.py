@@ -34,6 +34,7 @@ from torchdata.stateful_dataloader._twister import (
 __all__ = [
     "GLOBAL",
     "Moment",
+    "comparable",
     "decoded",
     "decoded_of_worker",
     "encoded",
@@ -142,6 +143,14 @@ def mark_of(name: str) -> Any:
         return random.getstate()
     address = _numpy_address()
     return ctypes.string_at(address, ctypes.sizeof(_NumpyWords)) if address else repr(read("numpy"))
+
+
+def comparable(state: Any) -> Any:
+    """A value that equals another one if the states of two generators do."""
+    if isinstance(state, (bytes, tuple)):
+        return state
+    words = words_of(state)
+    return repr(state) if words is None else (words[0].tobytes(), words[1])
 
 
 def _numpy_address() -> int:

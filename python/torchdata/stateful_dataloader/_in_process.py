@@ -52,8 +52,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The collate function's state then, if the dataset is read again from its beginning.
         self._collate: Any = None
-        #: The index that was drawn last.
+        #: The index that was drawn last, and how many batches were given before its batch.
         self._index: Any = _NONE
+        self._before = 0
         #: What was skipped before it, if anything may be.
         self._counts: Counts = {}, 0
         if state is not None and not is_over(state):
@@ -64,7 +65,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._then = {name: read(name) for name in GLOBAL}
             self._marks = {name: mark_of(name) for name in GLOBAL}
             self._collate = copied(state_of(self._collate_fn))
-        if state is None or (state["_num_workers"] and self._reading.is_iterable):
+        if state is None or (state["_num_workers"] and self._reading.is_iterable and not state["unstarted"]):
             self._reader.begin()
         else:
             with put_back_afterwards(GLOBAL):
@@ -102,17 +103,22 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 if self._reading.is_iterable:
                     self._marks = {name: mark_of(name) for name in GLOBAL}
             if place and self._reads_again(place):
-                # Read from the beginning, under the generators that were in force then.
-                set_all(self._then)
                 self._collate = place["collate_state"]
-                place["since"] = self._num_yielded + self._num_empty
             if place:
-                self._reader.restore(place)
+                self._restore(place)
             else:
                 self._reader.begin()
         if self._has_read:
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
+
+    def _restore(self, place: dict[str, Any]) -> None:
+        """Brings the reading to a place of this epoch."""
+        if self._reads_again(place):
+            # Read from the beginning, under the generators that were in force then.
+            set_all(self._then)
+            place = {**place, "collate_state": self._collate, "since": self._num_yielded + self._num_empty}
+        self._reader.restore(place)
 
     def _reads_again(self, place: dict[str, Any]) -> bool:
         states = place["dataset_state"], place["dataset_iter_state"]
@@ -127,6 +133,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._index = self._next_index()
             if not self._marks:
                 self._marks = {name: mark_of(name) for name in GLOBAL}
+            if self._reader.must_go_back:
+                with put_back_afterwards(GLOBAL):
+                    self._restore({**copied(self._reader.place()), "random": None})
             self._reader.keep_place()
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
@@ -153,22 +162,33 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def next(self) -> Any:
         """The next batch, for one thread at a time."""
-        yielded, self._index = self._num_yielded, _NONE
+        if (successor := self._taken_over()) is not None:
+            return next(successor)
+        self._index, self._before = _NONE, self._num_yielded
         try:
             return StatefulIterator.__next__(self)
         except Exception:
+            self._index = _NONE
             raise
         except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded
-            if self._index is not _NONE and self._num_yielded == yielded:
-                self._order.put_back(self._index)
+            if self._is_under_way:
+                index, self._index = self._index, _NONE
+                self._order.put_back(index)
                 if self._skipped is not None:
                     self._skipped.counts = self._counts
             raise
 
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether a batch is being made: a signal handler may ask for the state meanwhile."""
+        return self._index is not _NONE and self._num_yielded == self._before
+
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands."""
-        place = copied(self._reader.place())
-        self._reader.took(place)
+        is_under_way = self._is_under_way
+        place = copied(self._reader.place(is_given=not is_under_way))
+        if not is_under_way:
+            self._reader.took(place)
         begins = not self._has_read and not self._finished
         again = self._reading.is_iterable and not self._reader.restores_place
         # Before the first batch nobody knows which of them its samples draw from.
@@ -180,7 +200,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if again or (begins and self._reading.is_iterable):
             then = {name: encoded(self._then[name]) for name in moved}
             place["random_then"] = {name: one for name, one in then.items() if one != now[name]}
-        return self._state([], [place], 0)
+        waiting = [self._index] if is_under_way else []
+        return self._state(waiting, [place], 0, self._counts if is_under_way else None)
 
     def _moved_names(self) -> list[str]:
         """Those of the global generators that have drawn while this epoch was read."""

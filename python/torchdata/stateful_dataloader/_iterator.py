@@ -18,10 +18,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchdata._native import Turn
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._fitting import facts_of
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
-from torchdata.stateful_dataloader._skipping import Skipped
+from torchdata.stateful_dataloader._skipping import Counts, Skipped
 from torchdata.stateful_dataloader._state import is_over, laid_out
+from torchdata.stateful_dataloader._unstarted import is_own_iterator
 
 __all__ = ["StatefulIterator", "logger"]
 
@@ -59,6 +61,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
+        #: What a loader that loads the state must agree in.
+        self._facts = facts_of(loader)
+        #: The loader, if it was given a state since this iterator was made; and the iterator that goes on from that.
+        self._loading: Any = None
+        self._successor: Iterator[Any] | None = None
         #: Whether an epoch of the state was over, and its workers would have lived on.
         self._lives_on = False
         #: What is skipped of the epoch; None if nothing may be.
@@ -112,6 +119,31 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Whether this is a forked child's copy of its parent's."""
         return self._process != os.getpid()
 
+    def state_was_loaded(self, loader: Any) -> None:
+        """Notes that the loader was given a state: the iterator goes on from that if it has given no batch."""
+        self._loading = loader
+
+    def _taken_over(self) -> Iterator[Any] | None:
+        """The iterator that gives the batches in place of this one; None if this one does.
+
+        Raises:
+            RuntimeError: a state was loaded after this iterator had given a batch, and no other loop has begun since.
+        """
+        loader = self._loading
+        if loader is not None and loader.has_state_to_take:
+            if self._has_read or self._finished:
+                raise RuntimeError(
+                    "StatefulDataLoader: load_state_dict() was called after this iterator had given batches, so the "
+                    "state cannot apply to it. Call iter(loader) after load_state_dict(), or begin a new loop"
+                )
+            self.shutdown()
+            self._successor = iter(loader)
+        self._loading = None
+        return self._successor
+
+    def shutdown(self) -> None:
+        """Ends what reads for this iterator."""
+
     def _next_index(self) -> Any:
         return self._order.draw()
 
@@ -159,8 +191,17 @@ class StatefulIterator(_BaseDataLoaderIter):
                     "('_steps_since_snapshot'): it is not the dataset that the state belongs to, or damaged"
                 ) from None
 
-    def _state(self, waiting: list[Any], places: list[Any], last_worker: int) -> dict[str, Any]:
-        """The state of the loader, as it is saved."""
+    def _state(
+        self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
+    ) -> dict[str, Any]:
+        """The state of the loader, as it is saved.
+
+        Args:
+            waiting: indices that were drawn, in their order, but whose batches the user has not got.
+            places: where each worker's reading stands, or the one in main.
+            last_worker: the worker that has given the last batch.
+            skipped: what was skipped if samples may be; None for what was counted so far.
+        """
         reading = self._reading
         batches = (self._num_yielded + self._num_empty, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
@@ -173,10 +214,12 @@ class StatefulIterator(_BaseDataLoaderIter):
             "_shared_seed": self._shared_seed,
             "_dataset_kind": int(reading.kind),
             "is_iterable": reading.is_iterable,
+            "is_own_iterator": is_own_iterator(reading.dataset),
             "last_worker": last_worker,
         }
+        ours = ours | {"loader": self._facts}
         if self._skipped is not None:
-            ours = ours | {"skipped": self._skipped.state()}
+            ours = ours | {"skipped": self._skipped.state(skipped)}
         return laid_out(main, places, ours, self._num_workers)
 
     @abstractmethod

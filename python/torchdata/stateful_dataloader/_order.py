@@ -6,12 +6,12 @@ sampler; a state is as of what the user was given. There are three kinds of samp
 - torch's `RandomSampler` and its batches: the generator that the order came of, and how many indices were given.
 - Samplers with `state_dict`, or whose iterators have it: their state is taken behind each index, or each n-th, and kept
   until the user was given it. It is asked for inside an epoch alone, never before the first index or after the last.
-- All others are made anew, with the generators as they were when the epoch began, and pass over what was given.
+- All others are made anew, with the generators as they were when the epoch began, and read what they had read. What the
+  user had not got of that is kept, and comes next; the generators are set to where they stood.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -26,10 +26,13 @@ from torch.utils.data import (
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import is_stateful, state_of
+from torchdata._stateful import give, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
-from torchdata.stateful_dataloader._generators import GLOBAL, Moment, words_of
+from torchdata.stateful_dataloader._generators import GLOBAL, Moment
+from torchdata.stateful_dataloader._redrawing import Draws, Replay
+from torchdata.stateful_dataloader._state import UNKNOWN
+from torchdata.stateful_dataloader._unstarted import shown, unstarted_sampler
 from torchdata.stateful_dataloader.sampler import (
     BatchIndices,
     BatchSampler,
@@ -98,8 +101,10 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iter(())
         #: Indices that are to come before those of the sampler.
         self._owed: deque[Any] = deque()
-        #: The index that the sampler gave to tell whether it draws on. It counts as one that is still to be drawn.
+        #: What a restored sampler has read ahead. It counts as still to be drawn.
         self._early: deque[Any] = deque()
+        #: Whether a restored sampler had ended.
+        self._is_used_up = False
         #: Whether batches are filled up from which samples were left out; and indices to begin further batches with.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
@@ -111,6 +116,8 @@ class IndexOrder:
         #: The generators before the sampler's iterator was made, and before it gave its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
+        #: What a sampler draws that may draw later, too.
+        self._draws = Draws(drawing)
         #: Whether a user's sampler has a state, which is asked for behind its indices.
         self._is_kept = False
         #: States of a user's sampler: (how many indices it had given, its state, the iterator's, its generators).
@@ -127,8 +134,9 @@ class IndexOrder:
         Args:
             iterator: the sampler's iterator, made since `note_random`.
         """
-        for indices in (self._owed, self._early, self._spare, self._kept):
+        for indices in (self._owed, self._spare, self._kept):
             indices.clear()
+        self._early, self._is_used_up = deque(), False
         self.drawn, self._ended, self._has_holes = 0, False, False
         self._iterator = iterator
 
@@ -174,16 +182,27 @@ class IndexOrder:
             self._has_holes = True
 
     def _draw(self) -> Any:
-        if self._early:
-            return self._early.popleft()
         if self._ended:
             raise StopIteration
         if (self._is_known and self.drawn > 0) or self._is_plain:
             return self._next()
         with self._drawing.under_way():
-            if self.drawn == 0:
+            if self.drawn == 0 and not self._early:
                 self._at_first = self._drawing.now()
-            return self._next()
+                self._draws.begin(self._at_first)
+                self._draws.stand()
+            if self._is_known:
+                return self._next()
+            number, drawn = self._place + len(self._early), self.drawn
+            self._draws.before()
+            index = self._next()
+            self._draws.after(number, drawn)
+            return index
+
+    @property
+    def _place(self) -> int:
+        """How many indices, samples where there are batches of ours, the sampler has given."""
+        return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> Any:
         try:
@@ -213,8 +232,8 @@ class IndexOrder:
 
     def _keep(self) -> None:
         kept = self._kept
-        own = {key: state for key, state in self._drawing.now().items() if isinstance(key, int)}
-        kept.append((self.drawn, copied(state_of(self._sampler)), copied(state_of(self._iterator)), own))
+        now = self._drawing.now()
+        kept.append((self.drawn, copied(state_of(self._sampler)), copied(state_of(self._iterator)), now))
         while len(kept) > 1 and kept[1][0] < self.drawn - self._ahead:
             kept.popleft()
 
@@ -234,7 +253,7 @@ class IndexOrder:
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
-        given = self.drawn - len(waiting) - len(self._early)
+        given = self.drawn - len(waiting)
         theirs: dict[str, Any] = {
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
@@ -248,16 +267,29 @@ class IndexOrder:
             theirs["_sampler_iter_yielded"], size = batches
             theirs["_sampler_iter_state"] = {"samples_yielded": batches[0] * size} if size else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
-            undrawn = [*waiting, *self._early]
-            count = sum(map(len, undrawn)) if isinstance(self._iterator, BatchIndices) else len(undrawn)
-            theirs["_sampler_iter_state"] = self._iterator.state_before(count)
+            theirs["_sampler_iter_state"] = self._iterator.state_before(self._size_of(waiting))
         moments: dict[str, Any] = {"now": self._drawing.encoded(now)}
         if not (self._is_plain or self._keeps_place or self._comes_of_a_generator or finished):
             moments = self._beginning(now)
+            ours |= self._read_ahead(waiting)
         inner = innermost_of(self._sampler)
         if isinstance(inner, DistributedSampler) and not finished:
             ours["epoch"] = inner.epoch
         return theirs, ours | {"generators": moments, "batch_size": self._size}
+
+    def _size_of(self, indices: list[Any]) -> int:
+        """How many indices, samples where there are batches of ours, these are."""
+        return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
+
+    def _read_ahead(self, waiting: list[Any]) -> dict[str, Any]:
+        """How many indices the sampler has read that the user has not got, whether it has ended, and what it drew."""
+        has_ended = self._ended or self._is_used_up
+        if isinstance(self._iterator, BatchIndices):
+            has_ended |= self._iterator.has_ended
+        found = {
+            "ahead": self._size_of(waiting) + len(self._early), "used_up": has_ended, "draws": list(self._draws.noted)
+        }  # fmt: skip
+        return {key: value for key, value in found.items() if value}
 
     @property
     def _keeps_user_s(self) -> bool:
@@ -272,23 +304,29 @@ class IndexOrder:
 
     def _draw_ahead(self) -> None:
         try:
-            self._owed.append(self.draw())
+            self._owed.append(self._draw())
         except StopIteration:
             return
 
     def _kept_state(self, given: int, waiting: list[Any], theirs: dict[str, Any], ours: dict[str, Any]) -> Moment:
         """The state of a user's sampler behind what was given."""
         if not self._kept:
+            known = unstarted_sampler(self._sampler)
+            theirs |= {key: state for key, state in known.items() if state is not UNKNOWN}
             return {}
         given += len(ours.get("indices", []))
         taken = [kept for kept in self._kept if kept[0] <= max(given, 1)]
-        number, sampler, iterator, own = taken[-1] if taken else self._kept[0]
-        theirs["_index_sampler_state"], theirs["_sampler_iter_state"] = copied(sampler), copied(iterator)
+        number, sampler, iterator, then = taken[-1] if taken else self._kept[0]
+        saved = {"_index_sampler_state": copied(sampler), "_sampler_iter_state": copied(iterator)}
+        theirs |= saved | {"_sampler_iter_state": shown(self._sampler, saved["_sampler_iter_state"])}
+        ours["sampler"] = {key: state for key, state in saved.items() if state is not None}
         if given == 0:  # the first index was drawn, and is to come
             ours["indices"] = waiting[:1]
         elif given > number:
             ours["indices_since"] = given - number
-        return own
+        # What the sampler has drawn since, it will draw once more.
+        drawn = {key for key, last in self._draws.last.items() if last >= number}
+        return {key: state for key, state in then.items() if isinstance(key, int) or key in drawn}
 
     def _beginning(self, now: Moment) -> dict[str, Any]:
         """The generators when the epoch began, and now; what did not change in between stands once."""
@@ -312,18 +350,23 @@ class IndexOrder:
         self._check_size(state)
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
-        for indices in (self._owed, self._early, self._spare, self._kept):
-            indices.clear()
-        self._ended, self.drawn = False, 0
+        self.begin(iter(()))
         self._has_holes = len(state["indices"]) > 1 or (self._fills and bool(state["indices"]))
         with self._drawing.going_on(now):
-            if "iter" not in state["generators"]:
+            if "iter" not in state["generators"] or self._never_ends:
                 self._load(state)
                 self._drawing.set(self._settled(now))
+                if self._is_kept and self.drawn:
+                    saved = state["_index_sampler_state"], state["_sampler_iter_state"]
+                    self._kept.append((self.drawn - state["indices_since"], *saved, self._drawing.now()))
+                    # A sampler may take what was loaded with its first index, and an epoch may be left before that.
+                    self._draw_ahead()
             else:
                 self._drawing.set(iter_)
                 self._iterator = iter(self._sampler)
-                self._pass_over(first, now, state)
+                if first is not None:
+                    self._replay(first, state)
+                self._drawing.set(now)
         if self._fills and not self._never_ends:
             self._spare_odd()
         return self._iterator
@@ -349,7 +392,9 @@ class IndexOrder:
             why = (
                 f"the place in the {type(self._sampler).__name__} is a number of batches. Give the loader `batch_size`"
             )
-        elif state["indices"] and not self._fills:
+        elif self._fills:
+            why = "with error_fill=True a batch has samples of several batches of the sampler"
+        elif state["indices"]:
             why = (
                 "it holds batches that were drawn and not given: it was saved with in_order=False, or before the first "
                 "batch of a sampler with a state"
@@ -375,54 +420,53 @@ class IndexOrder:
         """Restores a sampler by its state, or by its iterator's."""
         drawn = state["_sampler_iter_yielded"] + len(state["indices"])
         if is_stateful(self._sampler) and state["_index_sampler_state"] is not None:
-            self._sampler.load_state_dict(state["_index_sampler_state"])
+            give(self._sampler, state["_index_sampler_state"])
         self._iterator = iter(self._sampler)
         if state["_sampler_iter_state"] is not None and is_stateful(self._iterator):
-            self._iterator.load_state_dict(state["_sampler_iter_state"])
+            give(self._iterator, state["_sampler_iter_state"])
         elif state["_index_sampler_state"] is None and not self._never_ends:
             pass_over(self._iterator, drawn)
         self._pass_batches(state["indices_since"], state)
         self.drawn = drawn
         self._owed.extend(state["indices"])
         self._is_kept = self._keeps_place
-        if self._is_kept and self.drawn:
-            self._kept.append((self.drawn, state["_index_sampler_state"], state["_sampler_iter_state"], {}))
 
-    def _pass_over(self, first: Moment | None, now: Moment, state: dict[str, Any]) -> None:
-        """Brings a new iterator of the sampler behind what was given."""
-        given = state["_sampler_iter_yielded"] + len(state["indices"])
+    def _replay(self, first: Moment, state: dict[str, Any]) -> None:
+        """Has a new iterator of the sampler read what the saved one had read.
+
+        Args:
+            first: the generators before the first index.
+            state: the state.
+        """
+        given = self.drawn = state["_sampler_iter_yielded"] + len(state["indices"])
         self._owed.extend(state["indices"])
-        if self._never_ends:
-            self.drawn = given
-            return
-        if first is not None:
-            self._drawing.set(first)
-        elif given == 0:
-            self._drawing.set(now)
-            return
-        self._pass_batches(given, state)
-        self.drawn, self._is_kept = given, False
-        if not state["_num_workers"]:
-            self._drawing.set(self._settled(now))
-            return
-        # Most samplers draw with their first index alone, and whatever came later was drawn by others. One that draws
-        # on was ahead of what was given: its generators are where passing over, and one index more, leave them.
-        before = self._drawing.now()
-        with contextlib.suppress(StopIteration):
-            self._early.append(self._next())
-        if given == 0 or _is_equal(before, self._drawing.now()):
-            self._drawing.set(self._settled(now))
+        batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
+        size = (state["batch_size"] or 1) if batches is not None else 1
+        if batches is not None:
+            told = state["_sampler_iter_state"]
+            samples = told.get("samples_yielded") if isinstance(told, dict) else None
+            given = samples if type(samples) is int else given * size
+        # Behind its end there may be less than a batch that was read, and dropped.
+        ahead = state["ahead"] + (size if state["used_up"] else 0)
+        replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
+        self._drawing.set(first)
+        draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state["draws"]]
+        replay.run(given, ahead, draws, self._drawing)
+        self._draws.begin(first, state["draws"])
+        self._draws.stand()
+        self._early, self._is_used_up, self._is_kept = replay.early, state["used_up"], False
+        if batches is None:
+            self._iterator = replay
+        else:
+            batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, state: dict[str, Any]) -> None:
         """Takes as many samples as so many indices, or batches of them, had when the state was saved."""
         if count == 0:
             return
-        told, old = state["_sampler_iter_state"], state["batch_size"]
-        samples = told.get("samples_yielded") if isinstance(told, dict) and not state["indices_since"] else None
+        old = state["batch_size"]
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
-        elif type(samples) is int:
-            self._iterator.pass_samples(samples)
         else:  # of which the last may have been shorter
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
@@ -437,7 +481,7 @@ class IndexOrder:
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-            if self._keeps_user_s and any(one is not None for one in saved):
+            if not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
                 self._load(state)
                 self._owed.clear()
                 self._end_again(state)
@@ -452,20 +496,12 @@ class IndexOrder:
         # One that had made itself ready for the next epoch, and begins that now: it is to begin it later.
         sampler, inner = state["_index_sampler_state"], innermost_of(self._sampler)
         if is_stateful(self._sampler) and sampler is not None:
-            self._sampler.load_state_dict(sampler)
+            give(self._sampler, sampler)
         elif is_stateful(inner) and "sampler_state" in (state["_sampler_iter_state"] or {}):
-            inner.load_state_dict(state["_sampler_iter_state"]["sampler_state"])
+            give(inner, state["_sampler_iter_state"]["sampler_state"])
 
 
 def _is_exact(place: dict[str, Any]) -> bool:
     """Whether the place in a stream is a state of the data set, and no number of batches."""
     told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
     return place["ended"] or (told and not place["since"] and place["later"] is None)
-
-
-def _is_equal(one: Moment, other: Moment) -> bool:
-    def flat(state: Any) -> Any:
-        words = words_of(state)
-        return repr(state) if words is None else (words[0].tobytes(), words[1])
-
-    return all(flat(one[key]) == flat(other[key]) for key in one)

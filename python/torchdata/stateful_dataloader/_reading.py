@@ -7,7 +7,11 @@ was read since (`since`) is read once more and dropped. So a place need not be t
 
 A stream that has given nothing in its epoch has no such moment there: what its generator will do follows from how the
 epochs before were left. So its place is told by the last moment before them (`base`), what was read since that, and the
-batches of each epoch that was begun behind it (`later`), which are begun and read once more as well.
+batches of each epoch that was begun behind it (`later`), which are begun and read once more as well. Before the first
+epoch of all, the base is `unbegun`: its states are loaded only if the dataset has other ones by now.
+
+While a batch is made, the state of a stream tells of a part of that batch. A place that is asked for then is the last
+one before, with the batches since.
 """
 
 from __future__ import annotations
@@ -20,23 +24,24 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
-from torchdata._stateful import is_stateful, state_of
+from torchdata._stateful import give, is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
-from torchdata.stateful_dataloader._frozen import copied, freeze
+from torchdata.stateful_dataloader._fetching import Indexed, Stream
+from torchdata.stateful_dataloader._frozen import copied, freeze, is_same
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
-from torchdata.stateful_dataloader._trails import STATES, Trails
+from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
 
-#: Stands for the state of a dataset that has given nothing.
-_ENDED = b""
+#: Stands for the states of a dataset that has given nothing.
+_ENDED = b"", b""
 #: After how many batches a place is kept that nobody has asked for.
 _KEPT_EVERY = 64
 #: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
-    "base": None, "later": None,
+    "base": None, "later": None, "digest": None,
 }  # fmt: skip
 
 
@@ -91,6 +96,10 @@ class Reader:
         self._fetched = self.count = 0
         self._is_over = False
         self._trails = Trails()
+        #: Whether the last batch was read and not yet counted by the trails, as the program may not have been given it.
+        self._is_uncounted = False
+        #: Whether a batch was cut off while it was made, as by Ctrl-C.
+        self._is_cut_off = False
         #: The place that this epoch goes on from; None if it begins.
         self._came_from: dict[str, Any] | None = None
         self._trial: _Trial | None = None
@@ -132,6 +141,16 @@ class Reader:
         return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
 
     @property
+    def digest(self) -> int | None:
+        """A checksum of some of the samples that were read in this epoch, of a stream that has no state."""
+        return getattr(self._fetcher, "digest", None)
+
+    @property
+    def must_go_back(self) -> bool:
+        """Whether a batch was cut off, and what was read of it can be had by reading from a place before alone."""
+        return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the iterable dataset has come to its end."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
@@ -143,9 +162,21 @@ class Reader:
         if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
             with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
                 self.took(copied(self._state()))
+        if self._trails.is_unknown and self.reading.is_iterable:
+            self._trails = Trails.before_all(self._states_now())
+        self._count_last()
         self._trails.begin()
         self._fetch_anew()
         self.count, self._is_over, self._came_from = 0, False, None
+        self._is_cut_off = False
+
+    def _states_now(self) -> dict[str, Any]:
+        """The states of dataset and collate function before anything was read."""
+        states: dict[str, Any] = dict.fromkeys(STATES)
+        for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
+            with contextlib.suppress(Exception):  # one that has no state before it begins
+                states[key] = copied(state_of(one))
+        return states
 
     def restore(self, place: dict[str, Any]) -> None:
         """Goes on from a saved place.
@@ -157,14 +188,16 @@ class Reader:
         Raises:
             ValueError: the dataset ends before that place.
         """
-        self.count, self._is_over = 0, False
+        self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._came_from = place if self.reading.is_iterable else None
         later, random = place["later"], place["random"]
-        base = place if later is None else place["base"]
+        base = place if later is None else base_of(place)
         self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
         with put_back_afterwards(GLOBAL if random is None and later else ()):
             set_all(random or {})  # `iter(dataset)` may draw
-            if base is not None:
+            if base is not None and base.get("unbegun"):
+                self._go_back(base)
+            elif base is not None:
                 self._go_on(base, random or {}, place["since"], is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
@@ -174,16 +207,18 @@ class Reader:
             self._read_again(later[-1])
 
     def _fetch_anew(self) -> None:
-        reading, create = self.reading, _DatasetKind.create_fetcher
+        reading = self.reading
         how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
-        if reading.skips and reading.is_iterable:
-            self._fetcher = StreamFetcher(*how, fills=reading.fills)
+        if reading.is_iterable:
+            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else Stream(*how)
         elif reading.skips:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
-            self._fetcher = create(reading.kind, *how)  # type: ignore[no-untyped-call]
+            self._fetcher = Indexed(*how)
         self._fetched = 0
         self._keeps = self.reading.is_iterable and self.restores_place
+        if reading.is_iterable and not self.restores_place:
+            self._fetcher.watch()
 
     def _go_on(self, base: dict[str, Any], random: Moment, since: Any, is_left: bool) -> None:
         """Goes on inside an epoch, or at its end."""
@@ -196,39 +231,62 @@ class Reader:
             self._end_again(base)
         else:
             self._read_again(since, is_left)
+            if base.get("digest") is not None and self.digest not in (None, base["digest"]):
+                raise ValueError(
+                    "the dataset does not repeat itself, so the loader cannot go on from the state: the samples of its "
+                    f"first {since} batches are not those that were read when the state was saved. Seed whatever "
+                    "shuffles or draws them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
+                    "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
+                )
+
+    def _go_back(self, base: dict[str, Any]) -> None:
+        """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""
+        now = self._states_now()
+        for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
+            if is_stateful(one) and base[key] is not None and not is_same(base[key], now[key]):
+                give(one, base[key])
 
     def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""
-        reading = self.reading
-        if is_stateful(reading.dataset):
-            part = self._of_dataset(base)
-            if part is not None:
-                if reading.is_iterable and hasattr(reading.dataset, "__dict__"):
-                    self._trial = _Trial(dict(vars(reading.dataset)), freeze(part))
-                reading.dataset.load_state_dict(part)
+        reading, dataset = self.reading, self.reading.dataset
+        own, part = self._of_dataset(base), base["dataset_iter_state"]
+        if is_stateful(dataset) and own is not None:
+            if reading.is_iterable and hasattr(dataset, "__dict__"):
+                self._trial = _Trial(dict(vars(dataset)), freeze(own))
+            # One that is its own iterator may take no state before `iter`, and is given it after that again.
+            with contextlib.suppress(*(() if base["dataset_state"] is not None else (Exception,))):
+                give(dataset, own)
         if is_stateful(reading.collate_fn) and base["collate_state"] is not None:
-            reading.collate_fn.load_state_dict(base["collate_state"])
+            give(reading.collate_fn, base["collate_state"])
         self._fetch_anew()
-        if base["dataset_iter_state"] is not None and is_stateful(self._iterator):
-            self._iterator.load_state_dict(base["dataset_iter_state"])
+        if reading.is_iterable and self.restores_place:
+            self._fetcher.position = None
+        if part is None or not is_stateful(self._iterator):
+            return
+        if self._iterator is not dataset or not is_same(state_of(dataset), part):
+            give(self._iterator, part)
 
     def _of_dataset(self, base: dict[str, Any]) -> Any:
         """The dataset's part of a place."""
         part = base["dataset_state"]
-        is_iterator = part is None and base["ended"] and hasattr(self.reading.dataset, "__next__")
+        is_iterator = part is None and hasattr(self.reading.dataset, "__next__")
         return base["dataset_iter_state"] if is_iterator else part
 
     def _end_again(self, base: dict[str, Any]) -> None:
-        """Brings the dataset to its end once more: it then has taken what was loaded, as later epochs must not."""
-        if self.restores_place:
+        """Brings the dataset to its end once more: it then has taken what was loaded, as later epochs must not.
+
+        An iterator with a state of its own is at its end, and would count that once more.
+        """
+        if self._iterator is self.reading.dataset or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
                 # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
                 if self._of_dataset(base) is not None:
-                    self.reading.dataset.load_state_dict(self._of_dataset(base))
+                    give(self.reading.dataset, self._of_dataset(base))
                 self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
+        self._fetched = max(self._fetched, 1)  # its first batch was the end
         self._fetcher.ended = True
 
     def _read_again(self, since: Any, is_left: bool = False) -> None:
@@ -270,19 +328,29 @@ class Reader:
             StopIteration: the iterable dataset has no more.
             BaseException: whatever the dataset or the collate function raised.
         """
-        self.count += 1
-        self._trails.count()
+        self._count_last()
+        self._is_cut_off = True
         try:
-            return self._fetch(index)
+            batch = self._fetch(index)
         except StopIteration:
             self._is_over = self.reading.is_iterable
+            self._has_read()
             raise
         except Exception:
+            self._has_read()
             raise
-        except BaseException:  # Ctrl-C: it is read again
-            self.count -= 1
-            self._trails.count(-1)
-            raise
+        self._has_read()
+        return batch
+
+    def _has_read(self) -> None:
+        self.count += 1
+        self._is_uncounted, self._is_cut_off = True, False
+
+    def _count_last(self) -> None:
+        """Has the trails count the batch that was read last: the program was given it."""
+        if self._is_uncounted:
+            self._is_uncounted = False
+            self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
         """A batch, read for the first time or once more."""
@@ -293,6 +361,12 @@ class Reader:
             return self._fetcher.fetch(index)
         return self._fetch_first(self._trial, index)
 
+    def _seen(self) -> tuple[bytes, bytes]:
+        """The states of dataset and iterator, to be compared with others."""
+        iterator, dataset = self._iterator, self.reading.dataset
+        inner = None if iterator is dataset else state_of(iterator)
+        return freeze(state_of(dataset)), freeze((inner, self.has_ended))
+
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
         """The first batch of an epoch; that of the epoch behind a loaded one is compared with that one's first."""
         before = {name: read(name) for name in GLOBAL}
@@ -301,12 +375,14 @@ class Reader:
             batch = self._fetcher.fetch(index)
         except StopIteration as error:
             ended = error
-        seen = _ENDED if ended is not None else freeze(state_of(self.reading.dataset))
+        seen = _ENDED if ended is not None else self._seen()
         if trial.first is None:
             trial.first = seen
         else:
             self._trial = None
-            if trial.loaded != trial.first == seen:  # it has begun where the state had said once more
+            if (
+                trial.loaded != trial.first[0] and trial.first == seen
+            ):  # it has begun where the state had said once more
                 vars(self.reading.dataset).clear()
                 vars(self.reading.dataset).update(trial.attributes)
                 set_all(before)
@@ -318,10 +394,21 @@ class Reader:
 
     # -- places --------------------------------------------------------------------------------------
 
-    def place(self) -> dict[str, Any]:
-        """Where the reading stands."""
+    def place(self, is_given: bool = True) -> dict[str, Any]:
+        """Where the reading stands.
+
+        Args:
+            is_given: whether the program was given the last batch; otherwise the place is the one before that batch.
+        """
+        is_inside = self.count - (not is_given and self._is_uncounted) > 0
+        if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
+            return self._state() | self._trails.told_inside() if is_inside else self._place_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
-            return self._state()
+            state = self._state()
+            return state if is_given or not self._is_uncounted else {**state, "digest": None}  # of a batch too many
+        return self._place_at_the_beginning()
+
+    def _place_at_the_beginning(self) -> dict[str, Any]:
         if self._came_from is not None:
             return self._came_from
         if not self.restores_place:
@@ -334,12 +421,15 @@ class Reader:
         Args:
             place: what `place` returned, as it stays: a copy, or frozen.
         """
-        if self.reading.is_iterable and (self.count or self.has_ended):
+        if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
+            self._count_last()
             self._trails.note(place, is_end=self.has_ended)
 
     def keep_place(self) -> None:
-        """Takes a place now and then, for the epochs behind this one if it is left."""
-        if not self._keeps or not self.count or not self._cadence.is_due(now := time.monotonic(), 0.0):
+        """Takes a place now and then, for the epochs behind this one if it is left, and behind the first batch."""
+        if not self._keeps or not self.count or self._is_cut_off:
+            return
+        if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
             return
         with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
             self.took(copied(self._state()))
@@ -354,6 +444,7 @@ class Reader:
             "random": self._generators() if self._generators is not None else None,
             "since": 0 if reading.is_iterable else [],
             "ended": self.has_ended,
+            "digest": self.digest,
         }
 
 
@@ -364,8 +455,8 @@ class _Trial:
     #: The attributes of the dataset before.
     attributes: dict[str, Any]
     loaded: bytes
-    #: Its state behind the first batch that it gave then; `_ENDED` where there was none.
-    first: bytes | None = None
+    #: The states behind the first batch that it gave then; `_ENDED` where there was none.
+    first: tuple[bytes, bytes] | None = None
 
 
 class _Reported(Exception):

@@ -15,11 +15,10 @@ import inspect
 import operator
 import os
 from collections.abc import Callable
-from types import GeneratorType, TracebackType
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import IterableDataset
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note, warn_outside
 from torchdata.datapipes._pipe.skipping import (
@@ -34,6 +33,7 @@ from torchdata.datapipes._pipe.skipping import (
     write_line,
 )
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_a_generator
 
 __all__ = ["NOTHING", "Counts", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
 
@@ -103,8 +103,8 @@ _ENDS = (
 # -- where the dataset is read -----------------------------------------------------------------------------
 
 
-class IndexedFetcher(_MapDatasetFetcher):
-    """Torch's fetcher for datasets with indices, which leaves samples out at which the dataset raises.
+class IndexedFetcher(Indexed):
+    """The fetcher for datasets with indices, which leaves samples out at which the dataset raises.
 
     Args:
         *how: the arguments of torch's.
@@ -134,7 +134,7 @@ class IndexedFetcher(_MapDatasetFetcher):
         if not self.auto_collation:
             self.seen = 1
             data = self._read_one(lambda index: self.dataset[index], 0, possibly_batched_index)
-            return NOTHING if self.skipped else self.collate_fn(data)
+            return NOTHING if self.skipped else self._collated(data, possibly_batched_index)
         indices = possibly_batched_index
         self.seen = len(indices)
         kept, (_, samples) = self._kept, self._take_kept(indices)
@@ -149,7 +149,7 @@ class IndexedFetcher(_MapDatasetFetcher):
         if samples:
             data = [*samples, *data]
         if not self.skipped:
-            return self.collate_fn(data)
+            return self._collated(data, indices)
         if self._fills:
             self.seen = len(self.skipped)
             left_out = {len(samples) + place for place in self._places}
@@ -157,7 +157,7 @@ class IndexedFetcher(_MapDatasetFetcher):
             if self._keeps and len(data) == len(self.left):
                 self._kept = [indices[place] for place in self.left], data
             return NOTHING
-        return self.collate_fn(data) if data else NOTHING
+        return self._collated(data, indices) if data else NOTHING
 
     def _take_kept(self, indices: Any) -> tuple[list[Any], list[Any]]:
         """What was kept of the indices, if the batch begins with these."""
@@ -214,8 +214,8 @@ class IndexedFetcher(_MapDatasetFetcher):
         self.skipped.append({"index": _plain(index)} | line_of(error))
 
 
-class StreamFetcher(_IterableDatasetFetcher):
-    """Torch's fetcher for iterable datasets, which goes on behind an exception of the dataset's iterator.
+class StreamFetcher(Stream):
+    """The fetcher for iterable datasets, which goes on behind an exception of the dataset's iterator.
 
     Args:
         *how: the arguments of torch's.
@@ -235,44 +235,46 @@ class StreamFetcher(_IterableDatasetFetcher):
         #: The last exception, if it has passed through a generator, and nothing came since.
         self._doubtful: Exception | None = None
 
-    def fetch(self, possibly_batched_index: Any) -> Any:
-        """The next batch, or `NOTHING`."""
+    def _begin(self) -> None:
+        super()._begin()
         self.skipped, self.seen = [], 0
-        if self.ended:
-            raise StopIteration
-        if not self.auto_collation:
-            data = self._next()
-            return NOTHING if self.skipped else self.collate_fn(data)
-        data, wanted = [], len(possibly_batched_index)
-        while (len(data) if self._fills else self.seen) < wanted:
-            try:
-                sample = self._next()
-            except StopIteration:
-                self.ended = True
-                break
-            if sample is not NOTHING:
-                data.append(sample)
-        is_dropped = self.ended and self.drop_last and (len(data) if self._fills else self.seen) < wanted
-        if data and not is_dropped:
-            return self.collate_fn(data)
-        if self.skipped:
-            return NOTHING
-        raise StopIteration
 
-    def _next(self) -> Any:
-        """The next sample, or `NOTHING` if it was left out."""
+    def _fetch(self, wanted: int) -> Any:
         try:
-            sample = next(self.dataset_iter)
+            return super()._fetch(wanted)
         except StopIteration:
-            self._check_end()
+            if self.skipped:
+                return NOTHING
             raise
-        except Exception as error:
-            self.seen += 1
-            self._leave_out(error)
-            return NOTHING
-        self.seen += 1
-        self._in_a_row, self._doubtful = 0, None
-        return sample
+        finally:
+            self.seen = len(self._data) + len(self.skipped)
+
+    def _counted(self) -> int:
+        """How many samples count for the size of the batch."""
+        return len(self._data) + (0 if self._fills and self.auto_collation else len(self.skipped))
+
+    def _is_short(self, wanted: int) -> bool:
+        return self._counted() < wanted
+
+    def _read(self, wanted: int) -> None:
+        while (missing := wanted - self._counted()) > 0:
+            before = len(self._data)
+            try:
+                self._extend(missing)
+            except Exception as error:
+                self._note_given(before, 1)
+                self._leave_out(error)
+                continue
+            self._note_given(before)
+            if len(self._data) - before < missing:
+                self._check_end()
+                self.ended = self.auto_collation
+                return
+
+    def _note_given(self, before: int, raised: int = 0) -> None:
+        self._count(before, raised)
+        if len(self._data) > before:
+            self._in_a_row, self._doubtful = 0, None
 
     def _leave_out(self, error: Exception) -> None:
         if not is_of_an_item(error):
@@ -287,8 +289,8 @@ class StreamFetcher(_IterableDatasetFetcher):
                 error, f"on_error skips no more: {name} has raised {_MOST_IN_A_ROW} times without a sample between"
             )
             raise error
-        self.skipped.append({"index": None} | line_of(error))
-        self._doubtful = error.with_traceback(None) if _has_passed_a_generator(error.__traceback__) else None
+        self.skipped.append({"index": self.position and self.position - 1} | line_of(error))
+        self._doubtful = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
 
     def _check_end(self) -> None:
         """Raises the last exception again if that has ended the iterator, for all that is known."""
@@ -302,14 +304,6 @@ class StreamFetcher(_IterableDatasetFetcher):
             "generator, or read without one",
         )
         raise error from None
-
-
-def _has_passed_a_generator(traceback: TracebackType | None) -> bool:
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _plain(index: Any) -> int | float | str | None:
@@ -354,8 +348,12 @@ class Skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
-    def tell(self, skipped: list[dict[str, Any]]) -> None:
+    def tell(self, skipped: list[dict[str, Any]], worker: int | None = None) -> None:
         """Writes what was left out of a batch to the log, and looks at the limit.
+
+        Args:
+            skipped: the lines of these samples.
+            worker: the worker that has read the batch; None for the main process.
 
         Raises:
             TooManySkipped: it is passed.
@@ -364,7 +362,7 @@ class Skipped:
             return
         if self._log is not None:
             for line in skipped:
-                write_line(self._log, {"dataset": self._place} | line)
+                write_line(self._log, {"worker": worker, "dataset": self._place} | line)
         last = skipped[-1]
         which = "" if last["index"] is None else f"index {last['index']}: "
         self._last = f"The last one was {which}{last['error']}: {last['message']}\n"
@@ -407,7 +405,7 @@ class Skipped:
     def _table(self) -> str:
         return table_of({(kind, self._place): count for kind, count in self.counts[0].items()})
 
-    def state(self) -> dict[str, Any]:
-        """The counts as a state holds them."""
-        kinds, seen = self.counts
+    def state(self, counts: Counts | None = None) -> dict[str, Any]:
+        """The counts as a state holds them: those given, or all so far."""
+        kinds, seen = counts or self.counts
         return {"kinds": dict(kinds), "seen": seen}

@@ -1,16 +1,25 @@
 """The state of a `StatefulDataLoader`: how it is laid out, and how a saved one is checked and read.
 
 Role: pure functions, in main. The layout is that of torchdata 0.8 to 0.11, which programs look into, and its keys mean
-what they mean there, as of what the user was given. Further data stand under one key, `OURS`:
+what they mean there, as of what the user was given. The keys are the same before, inside and after an epoch, because
+`torch.distributed.checkpoint` loads those keys that the state of a new loader has. States of a user's iterators, whose
+keys a new loader does not know, stand in our part alone. That is under one key, `OURS`, in a tuple, which such a
+checkpoint takes as one value, whatever is in it. It holds:
 
 - "generators": where orders and seeds are drawn from, when the state was taken ("now"), and for samplers that keep no
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
 - "indices": those that were drawn and not given, if the sampler's state is behind them: before the first batch of a
   user's sampler, and out of order; "indices_since": how many indices its state is behind
+- "ahead": of a sampler that is read anew, how many indices it had read that were not given, samples where the loader
+  makes batches of them; "used_up": whether it had ended; "draws": generators before draws of it, where others had drawn
+  from them since the last one, each with how many indices it had read
 - "batch_size": how many samples a batch has, if the sampler tells
 - "epoch": that of a `DistributedSampler`
 - "skipped": if samples may be skipped, how many were, by kind of exception, and how many were seen
 - "workers", or with no worker "reading": by worker what its place has beyond the state of the dataset, see `_reading`
+- "sampler": the states of a user's sampler and of its iterator, also those that stand under keys of 0.11, because a
+  checkpoint may have lost some of their keys; those of datasets stand in the places, for the same reason
+- "loader": what a loader that loads the state must agree in, see `_fitting`
 - "unstarted": nothing was read yet
 """
 
@@ -18,12 +27,13 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from torchdata.stateful_dataloader._reading import NO_PLACE
 from torchdata.stateful_dataloader._trails import STATES
 
-__all__ = ["OURS", "is_over", "laid_out", "normalized"]
+__all__ = ["OURS", "UNKNOWN", "is_over", "laid_out", "normalized"]
 
 #: The key of what torchdata 0.11 has not.
 OURS = "_torchdata_rs"
@@ -35,6 +45,14 @@ _WORKERS = 1 << 16
 _AGAIN = 1 << 24
 #: More batches than are given between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
+#: Stands for a value that a new loader cannot know.
+UNKNOWN: Any = object()
+#: The states of a place that stand under keys of 0.11, and in our part.
+_TOLD = "dataset_state", "dataset_iter_state"
+#: Keys of 0.11 under which a state may be left out because its own keys are not known before an epoch.
+_HIDDEN = "_sampler_iter_state", "dataset_iter_state"
+#: The keys of 0.11 by which a state without workers, and one with workers, is recognized.
+_KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded"
 
 
@@ -42,7 +60,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded
 
 
 def laid_out(
-    main: dict[str, Any], places: list[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
+    main: dict[str, Any], places: Sequence[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
 ) -> dict[str, Any]:
     """A state as it is saved.
 
@@ -52,8 +70,8 @@ def laid_out(
         ours: what else there is.
         num_workers: how many workers there are.
     """
-    taken = [_place(place, main["is_iterable"]) for place in places]
-    common = {key: main[key] for key in (*_SAMPLER, "_IterableDataset_len_called", "_shared_seed")}
+    taken = [_place(place, main["is_iterable"], main["is_own_iterator"]) for place in places]
+    common = _known({key: main[key] for key in (*_SAMPLER, "_IterableDataset_len_called", "_shared_seed")})
     if num_workers == 0:
         [(theirs, own)] = taken
         ours = ours | ({"reading": own} if own else {})
@@ -62,7 +80,7 @@ def laid_out(
             "_num_yielded": main["_num_yielded"],
             **theirs,
             "_iterator_finished": main["_iterator_finished"],
-            OURS: ours,
+            OURS: (ours,),
         }
     if any(own for _, own in taken):
         ours = ours | {"workers": [own for _, own in taken]}
@@ -79,23 +97,40 @@ def laid_out(
         "_snapshot": snapshot,
         "_steps_since_snapshot": 0,
         "_iterator_finished": main["_iterator_finished"],
-        OURS: ours,
+        OURS: (ours,),
     }
 
 
-def _place(place: dict[str, Any] | None, is_iterable: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The part of a place under the keys of 0.11, and the rest."""
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not UNKNOWN}
+
+
+def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The part of a place under the keys of 0.11, and ours."""
     place = NO_PLACE | (place or {})
-    fetcher = {"dataset_iter_state": place["dataset_iter_state"], "fetcher_ended": place["ended"]}
-    theirs = {"dataset_state": place["dataset_state"], "fetcher_state": fetcher if is_iterable else None}
-    own = {key: place[key] for key in ("collate_state", "random", "random_then", "since") if place.get(key)}
+    shown = place["dataset_iter_state"] if is_own else None
+    fetcher = _known({"dataset_iter_state": shown, "fetcher_ended": place["ended"]}) if is_iterable else None
+    theirs = _known({"dataset_state": place["dataset_state"], "fetcher_state": fetcher})
+    own = {key: place[key] for key in ("collate_state", "random", "random_then", "since", "digest") if place.get(key)}
+    told = {key: place[key] for key in _TOLD if place[key] is not None and place[key] is not UNKNOWN}
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
-        own |= {"later": place["later"], "mark": _mark(theirs)} | ({"base": place["base"]} if place["base"] else {})
-    return theirs, own
+        own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
+        if place["base"]:
+            # A part that is missing is the same as in the place.
+            base, now = place["base"].items(), own | told
+            own["base"] = {key: value for key, value in base if value is not False and not _same(value, now.get(key))}
+    return theirs, own | told
 
 
-def _mark(theirs: Any) -> int:
-    return zlib.crc32(json.dumps(theirs, default=repr, sort_keys=False).encode())
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, and classes of users whose comparison fails
+        return False
+
+
+def _mark(*states: Any) -> int:
+    return zlib.crc32(json.dumps(states, default=repr, sort_keys=False).encode())
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -114,12 +149,15 @@ def normalized(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
     if "_snapshot" not in state and "_num_yielded" not in state:
+        within = [key for key, value in state.items() if isinstance(value, dict) and not _KINDS.isdisjoint(value)]
+        part = f"state[{within[0]!r}]" if within else "what state_dict() returned"
         raise ValueError(
-            "this is no state of a StatefulDataLoader: State doesn't contain key '_num_yielded' expected for single "
-            "process dataloader, nor State doesn't contain key '_snapshot' expected for multiprocess dataloader. Give "
-            "load_state_dict what state_dict returned"
+            f"this is not the state of a StatefulDataLoader, but a dict with the keys {sorted(map(str, state))}; pass "
+            f"{part} to load_state_dict. (State doesn't contain key '_num_yielded' expected for single process "
+            "dataloader. State doesn't contain key '_snapshot' expected for multiprocess dataloader.)"
         )
     try:
+        state = _filled(state)
         found = _with_workers(state) if "_snapshot" in state else _without_workers(state)
         if OURS in state and found["_num_yielded"] > found["_sampler_iter_yielded"]:
             name = "_snapshot_step" if found["_num_workers"] else "_num_yielded"
@@ -130,6 +168,49 @@ def normalized(state: Any) -> dict[str, Any]:
         return found | _ours(state, found)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"the state of a StatefulDataLoader is damaged: {error!r}") from error
+
+
+def _filled(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with our part as a dict, and with values of it for keys of 0.11 that are missing."""
+    if OURS not in state:
+        return state
+    ours = state[OURS]
+    if not isinstance(ours, dict):  # JSON makes a list of the tuple
+        ours = ours[0]
+    state = {**state, OURS: ours}
+    if "_snapshot" not in state:
+        return _place_filled(_sampler_filled(state, ours), ours.get("reading", {}))
+    snapshot = state["_snapshot"]
+    own = dict(enumerate(ours.get("workers") or []))
+    places = {
+        name: _place_filled(place, own.get(place["worker_id"], {}))
+        for name, place in snapshot["_worker_snapshots"].items()
+    }
+    main = _sampler_filled(snapshot["_main_snapshot"], ours)
+    return {**state, "_snapshot": {**snapshot, "_main_snapshot": main, "_worker_snapshots": places}}
+
+
+def _sampler_filled(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    own = ours.get("sampler", {})
+    return main | {key: _filled_value(main, own, key) for key in _SAMPLER[:2]}
+
+
+def _place_filled(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    saved = saved | {"dataset_state": _filled_value(saved, own, "dataset_state")}
+    fetcher = saved["fetcher_state"]
+    if fetcher is not None:
+        fetcher = fetcher | {"dataset_iter_state": _filled_value(fetcher, own, "dataset_iter_state")}
+    return saved | {"fetcher_state": fetcher}
+
+
+def _filled_value(theirs: dict[str, Any], ours: dict[str, Any], key: str) -> Any:
+    """The value under a key of 0.11, with keys of ours that it lacks; ours if there is none."""
+    if key not in theirs or (theirs[key] is None and key in _HIDDEN):
+        return ours.get(key)
+    one, other = theirs[key], ours.get(key)
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return one
+    return {key: _filled_value(one, other, key) for key in {**other, **one}}
 
 
 def _common(state: dict[str, Any], main: dict[str, Any]) -> dict[str, Any]:
@@ -225,12 +306,22 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "generators": generators,
         "indices": list(indices),
         "indices_since": whole(ours.get("indices_since", 0), "indices_since"),
+        "ahead": whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
+        "used_up": bool(ours.get("used_up", False)),
+        "draws": _read_draws(ours.get("draws", [])),
         "batch_size": None if size is None else whole(size, "batch_size", least=1),
         "epoch": None if epoch is None else whole(epoch, "epoch", least=-_MANY),
         "skipped": _read_skipped(ours.get("skipped")),
+        "loader": _read_loader(ours.get("loader", {})),
         "unstarted": bool(ours.get("unstarted", False)),
         "is_ours": OURS in state,
     }
+
+
+def _read_loader(saved: Any) -> dict[str, Any]:
+    """What `_fitting.facts_of` returned."""
+    counts = {key: whole(saved[key], key) for key in ("rank", "ranks", "length") if saved.get(key) is not None}
+    return counts | {"sampler": str(saved["sampler"])} if "sampler" in saved else counts
 
 
 def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
@@ -241,28 +332,39 @@ def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
     return kinds, whole(saved["seen"], "seen", least=sum(kinds.values()))
 
 
+def _read_draws(saved: Any) -> list[list[Any]]:
+    """Pairs of a number of indices, none less than the last one, and a moment."""
+    numbers = [whole(number, "draws") for number, _ in saved]
+    if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
+        raise ValueError("the state is damaged: 'draws' are no moments in their order")
+    return [list(pair) for pair in saved]
+
+
 def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[str, Any] | None:
-    theirs = {"dataset_state": place["dataset_state"], "fetcher_state": None}
-    if not isinstance(place["since"], list):
-        theirs["fetcher_state"] = {"dataset_iter_state": place["dataset_iter_state"], "fetcher_ended": place["ended"]}
     is_list = isinstance(place["since"], list)
     since, later = more.get("since", [] if is_list else 0), None
     if "later" in more:
         later = [whole(count, "later", most=_AGAIN) for count in more["later"]]
         if later and later[-1] > given:
             raise ValueError(f"the state is damaged: 'later' is {later!r}")
-        if more["mark"] != _mark(theirs):
+        if more["mark"] != _mark(place["dataset_state"], place["dataset_iter_state"]):
             since, later = (later or [0])[-1], None
     if isinstance(since, list) != is_list:
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
     if not is_list:
         whole(since, "since", most=given if later is None else _AGAIN)
-    place = place | {key: more.get(key) for key in ("collate_state", "random", "random_then")} | {"since": since}
-    return place if later is None else place | {"later": later, "base": _base(more.get("base"))}
+    if more.get("digest") is not None:
+        whole(more["digest"], "digest", most=(1 << 32) - 1)
+    own = {key: more.get(key) for key in ("collate_state", "random", "random_then", "digest")}
+    place = place | own | {"since": since}
+    return place if later is None else place | {"later": later, "base": _base(more.get("base"), place)}
 
 
-def _base(saved: Any) -> dict[str, Any] | None:
-    return None if saved is None else {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
+def _base(saved: Any, place: dict[str, Any]) -> dict[str, Any] | None:
+    if saved is None:
+        return None
+    base = {**{part: saved.get(part, place.get(part)) for part in STATES}, "ended": bool(saved.get("ended"))}
+    return base | ({"unbegun": True} if saved.get("unbegun") else {})
 
 
 def is_over(state: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdata.stateful_dataloader._frozen import thaw
 
-__all__ = ["STATES", "Trails"]
+__all__ = ["STATES", "Trails", "base_of"]
 
 #: The keys of the states that a place consists of.
 STATES = "dataset_state", "dataset_iter_state", "collate_state"
@@ -23,7 +23,7 @@ _MOST = 256
 
 @dataclass
 class _Trail:
-    #: A place inside an epoch or at its end, as a dict or frozen; None if nothing had begun.
+    #: A place inside an epoch, at its end, or before the first epoch, as a dict or frozen; None if it is not known.
     base: dict[str, Any] | bytes | None = None
     #: Batches of that epoch that were read behind it.
     since: int = 0
@@ -52,10 +52,21 @@ class Trails:
     @classmethod
     def of(cls, place: dict[str, Any]) -> Trails:
         """The trails of a dataset that was brought to a saved place."""
-        base, later = place, place["later"]
+        base: dict[str, Any] | None = place
+        later = place["later"]
         if later is not None:
-            base = place["base"] and {**place["base"], "random": place["random"]}
+            begun = base_of(place)
+            base = begun and {**begun, "random": place["random"]}
         return cls(_Trail(base, place["since"], list(later or ())))
+
+    @classmethod
+    def before_all(cls, states: dict[str, Any]) -> Trails:
+        """The trails of a dataset of which nothing was read yet.
+
+        Args:
+            states: the states of its parts.
+        """
+        return cls(_Trail({**states, "ended": False, "unbegun": True, "random": None}))
 
     @property
     def stand_at_an_end(self) -> bool:
@@ -63,13 +74,23 @@ class Trails:
         newest = self._trails[-1]
         return newest.is_whole and newest.base is not None and not newest.is_walked
 
-    def count(self, batches: int = 1) -> None:
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing has begun, and no place is known."""
+        return self._trails[-1].base is None and not self._trails[-1].is_walked
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the last place lies inside the epoch that has begun last."""
+        return not self._trails[-1].later and self._trails[-1].base is not None
+
+    def count(self) -> None:
         """Counts a batch that is read."""
         for trail in self._trails:
             if trail.later:
-                trail.later[-1] += batches
+                trail.later[-1] += 1
             else:
-                trail.since += batches
+                trail.since += 1
 
     def note(self, place: dict[str, Any] | bytes, is_end: bool) -> None:
         """Notes a place that was taken inside an epoch, or at its end."""
@@ -90,11 +111,40 @@ class Trails:
 
     def told(self) -> dict[str, Any]:
         """The part of a place that tells the way, if an epoch has begun and nothing was read in it."""
-        trail = self._trails[0]
-        base = thaw(trail.base) if isinstance(trail.base, bytes) else trail.base
-        return {
-            "base": base and {key: base[key] for key in (*STATES, "ended")},
-            "random": base["random"] if base else {},
-            "since": trail.since,
-            "later": list(trail.later),
-        }
+        return _told(self._trails[0])
+
+    def told_inside(self) -> dict[str, Any]:
+        """The same if batches were read in it."""
+        trail = self._trails[-1]
+        if trail.later:
+            return _told(trail) | {"ended": False}
+        base = _thawed(trail)
+        assert base is not None
+        return {**base, "since": trail.since}
+
+
+def _told(trail: _Trail) -> dict[str, Any]:
+    base = _thawed(trail)
+    return {
+        "base": base and {key: base[key] for key in (*STATES, "ended", "unbegun") if key in base},
+        "random": base["random"] if base else {},
+        "since": trail.since,
+        "later": list(trail.later),
+    }
+
+
+def _thawed(trail: _Trail) -> dict[str, Any] | None:
+    base: dict[str, Any] | None = thaw(trail.base) if isinstance(trail.base, bytes) else trail.base
+    return base
+
+
+def base_of(place: dict[str, Any]) -> dict[str, Any] | None:
+    """The place that the way to another place begins at, if that other place tells a way."""
+    base: dict[str, Any] | None = place["base"]
+    if base is not None or place["later"]:
+        return base
+    # Nothing had begun: the states in the place are those of the beginning, and an iterator's is that of a dataset
+    # that is its own iterator.
+    own = place["dataset_iter_state"] if place["dataset_state"] is None else place["dataset_state"]
+    states = {**dict.fromkeys(STATES), "dataset_state": own, "collate_state": place["collate_state"]}
+    return {**states, "ended": False, "unbegun": True}

@@ -32,6 +32,7 @@ from torchdata.stateful_dataloader._pool import Pool
 from torchdata.stateful_dataloader._reading import NO_PLACE
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._state import is_over
+from torchdata.stateful_dataloader._trails import STATES
 from torchdata.stateful_dataloader._worker import Job
 
 __all__ = ["WorkersIterator"]
@@ -46,11 +47,13 @@ class _Progress:
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
     ended: bool = False
+    #: A checksum of some of the samples that it has given in this epoch, if its place is a number of batches.
+    digest: int | None = None
 
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
         if place is not None:
-            self.place, self.ended = place, place["ended"]
+            self.place, self.ended, self.digest = place, place["ended"], place["digest"]
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -77,7 +80,8 @@ class _Progress:
             later = [*later[:-1], later[-1] + self.since]
         else:
             since = since + self.since
-        return {**place, "since": since, "later": later, "ended": self.ended or place["ended"]}
+        ended = self.ended or place["ended"]
+        return {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """The part of it that is saved.
@@ -91,6 +95,10 @@ class _Progress:
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
+
+
+def _has_state(place: dict[str, Any] | None) -> bool:
+    return place is not None and any(place[part] is not None for part in STATES)
 
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
@@ -150,7 +158,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._begin_again(loader, True)
             if not self._lives_on:
                 self._shared_seed = seed
-            places = self._places_for_workers(state) if state is not None and self._lives_on else []
+            loads = state is not None and (
+                self._lives_on or (state["unstarted"] and any(map(_has_state, state["places"])))
+            )
+            places = self._places_for_workers(state) if state is not None and loads else []
             self._begin(places or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state)
@@ -250,6 +261,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
+        if (successor := self._taken_over()) is not None:
+            self._hand = [next(successor)]
+            return
         with torch.autograd.profiler.record_function(self._profile_name):
             if self._is_cut_off:
                 raise RuntimeError(
@@ -286,6 +300,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _hand_over(self) -> tuple[Any] | None:
         """The batch of the unit in hand; None if it has none. Is not interrupted, see `HandingIterator`."""
+        if self._successor is not None:
+            return (self._hand.pop(),)
         self._is_cut_off = True
         unit = self._held.popleft() if self._held else self._take()
         gives = unit is not None and self._account(unit)
@@ -293,9 +309,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if not gives:
             return None
         self._readers.add(threading.get_ident())
-        _, _, batch, news = unit
+        worker, _, batch, news = unit
         if news is not None and self._skipped is not None:
-            self._skipped.tell(news.get("skipped", []))
+            self._skipped.tell(news.get("skipped", []), worker)
         if news is not None and "failure" in news:
             reraise(news["failure"])
         if news is not None and "empty" in news:
@@ -318,6 +334,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 told = news or {}
                 self._skipped.count(told.get("seen", self._reading.samples_of(index)), told.get("skipped", []))
                 self._order.give_back(index, told.get("left"))
+        if news is not None and "digest" in news:
+            progress.digest = news["digest"]
         if news is not None and "after" in news:
             progress.stand(news["after"])
         if progress.ended and "failure" not in (news or {}):

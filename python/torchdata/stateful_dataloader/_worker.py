@@ -11,6 +11,7 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 - "failure": why there is no batch
 - "skipped": what was skipped of it; "seen": how many samples it accounts for with these, if they are not those of its
   order; "empty": there is no batch; "left": the places of indices that were read, for another one
+- "digest": a checksum of some of the samples so far, of a stream without a state, where it has changed
 - "ended": the iterable dataset has no more; "filler": nothing, to let another worker have the first turn
 """
 
@@ -273,6 +274,7 @@ class _Batches(Iterator[Unit]):
         #: Until when no place is told, and nothing is looked at, by the clock.
         self._due = 0.0
         self._last = b""
+        self._digest: int | None = None
         if filler:
             self._owed.append(self._unit(None, {"filler": True}))
 
@@ -285,7 +287,7 @@ class _Batches(Iterator[Unit]):
             told: whether main has units of this epoch that it has not looked at: a place before the next one would come
                 too early.
         """
-        self._reader = reader
+        self._reader, self._digest = reader, reader.digest
         self._takes_places = reader.is_stateful and reader.restores_place
         self._watches = self._takes_places or not self._worker.job.reading.is_iterable
         if not told and (not went_on or self._takes_places):
@@ -320,6 +322,9 @@ class _Batches(Iterator[Unit]):
                 batch, news = None, {**(news or {}), "empty": True}
                 if reader.left is not None:
                     news["left"] = reader.left
+        if (digest := reader.digest) != self._digest:
+            self._digest = digest
+            news = {**(news or {}), "digest": digest}
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._place_after(now, now - began)) is not None:
                 news = {**(news or {}), "after": frozen}

@@ -15,7 +15,7 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import is_stateful
+from torchdata._stateful import give, is_stateful
 from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
@@ -213,6 +213,25 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded += len(batch)
         return batch
 
+    @property
+    def samples_yielded(self) -> int:
+        """How many indices were yielded."""
+        return self._yielded
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the sampler has ended."""
+        return self._ended
+
+    def start_from(self, iterator: Iterator[int], yielded: int) -> None:
+        """Has the next batches come of an iterator of the sampler.
+
+        Args:
+            iterator: the iterator.
+            yielded: how many of its indices were yielded before.
+        """
+        self._iterator, self._yielded = iterator, yielded
+
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
         """Takes so many indices of the sampler, or at its end some less, whatever batches they were in."""
         if self._iterator is None:
@@ -236,6 +255,8 @@ class BatchIndices(Iterator[list[int]]):
         state: dict[str, Any] = {"samples_yielded": self._yielded - count}
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
+        elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
+            state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -249,18 +270,18 @@ class BatchIndices(Iterator[list[int]]):
         self._ended, self._dropped = False, 0
         restored = False
         if "sampler_state" in state_dict and is_stateful(sampler):
-            sampler.load_state_dict(state_dict["sampler_state"])
+            give(sampler, state_dict["sampler_state"])
             restored = True
         iterator = self._iterator = iter(sampler)
         if "sampler_iter_state" in state_dict and is_stateful(iterator):
-            iterator.load_state_dict(state_dict["sampler_iter_state"])
+            give(iterator, state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
             # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
-            sampler.load_state_dict(state_dict["sampler_state"])
+            give(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -19,16 +18,17 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
-from torchdata._stateful import state_of
 from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._fitting import check_fits, facts_of
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
-from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
+from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
 from torchdata.stateful_dataloader._skipping import check_on_error
 from torchdata.stateful_dataloader._state import laid_out, normalized
+from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
@@ -101,8 +101,10 @@ class StatefulDataLoader(DataLoader[T_co]):
             the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
-        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `dataset`
-            (its class), `index`, `error`, `message` and `notes`. None: no file.
+        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `worker`
+            (its number, or null), `dataset` (its class), `index`, `error`, `message` and `notes`. The index of a
+            stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
+            where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
@@ -202,6 +204,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         #: A state that the next loop begins with.
         self._loaded: Any = None
+        self._is_strict = True
         #: Where orders and seeds are drawn from.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
         #: The reader of this process, from one epoch to the next.
@@ -213,7 +216,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         """An iterator over an epoch, or over what is left of the one whose state was loaded."""
         if self._loaded is not None:
             state = normalized(self._loaded)
-            self._check_fits(state)
+            check_fits(state, self)
+            if not self._is_strict:
+                state["places"] = [place and {**place, "digest": None} for place in state["places"]]
             self._reader = None
             self._iterator = self._made(state)
             self._loaded = None
@@ -233,23 +238,6 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.check_worker_number_rationality()
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
-
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        there, here = state["_num_workers"], self.num_workers
-        if there == here or state["unstarted"] or state["_iterator_finished"]:
-            return
-        if self._dataset_kind == 1:
-            raise ValueError(
-                f"the state was saved with num_workers={there}, and this loader has {here}: workers share an iterable "
-                f"dataset out by their number, so the rest of an epoch needs as many of them; use num_workers={there}"
-            )
-        parts = "dataset_state", "collate_state"
-        if any(place is not None and place[part] is not None for place in state["places"] for part in parts):
-            warnings.warn(
-                f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
-                f"and the {here} of this loader get those states in turn",
-                stacklevel=3,
-            )
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -273,8 +261,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         """The state before the first loop: where the order and the seeds will be drawn from."""
         is_iterable = self._dataset_kind == 1
         main = {
-            "_sampler_iter_state": None,
-            "_index_sampler_state": None,
+            **unstarted_sampler(self._index_sampler),
             "_sampler_iter_yielded": 0,
             "_num_yielded": 0,
             "_iterator_finished": False,
@@ -283,19 +270,29 @@ class StatefulDataLoader(DataLoader[T_co]):
             "_shared_seed": None,
             "_dataset_kind": int(self._dataset_kind),
             "is_iterable": is_iterable,
+            "is_own_iterator": is_own_iterator(self.dataset),
             "last_worker": self.num_workers - 1,
         }
-        place = NO_PLACE | {"dataset_state": copied(_state_if_any(self.dataset)), "later": [] if is_iterable else None}
-        ours = {"unstarted": True, "generators": {"now": self._drawing.encoded(self._drawing.now())}}
-        return laid_out(main, [place] * (self.num_workers or 1), ours, self.num_workers)
+        # Each has a copy of its own, because a checkpoint is loaded into them.
+        places = [unstarted_place(self.dataset, is_iterable) for _ in range(self.num_workers or 1)]
+        generators = {"now": self._drawing.encoded(self._drawing.now())}
+        ours = {"unstarted": True, "generators": generators, "loader": facts_of(self)}
+        return laid_out(main, places, ours, self.num_workers)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
-        The number of workers may be another one if the dataset is map-style. Workers that live on are ended.
+        The number of workers may be another one if the dataset is map-style. Workers that live on are ended. An
+        iterator that was made before goes on from the state, too, if it has given no batch; else its next batch raises
+        `RuntimeError`.
+
+        Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
+        or the number of ranks is another one. It warns if the state is that of another rank.
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
+            strict: whether the next loop raises ValueError if a stream without a state, which is read again, gives
+                other samples than before. False goes on behind as many batches all the same.
 
         Raises:
             TypeError: it is no dict.
@@ -307,12 +304,12 @@ class StatefulDataLoader(DataLoader[T_co]):
             if state["epoch"] is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
                 sampler.set_epoch(state["epoch"])
         self._drawing.loaded()
+        if self._iterator is not None:
+            self._iterator.state_was_loaded(self)
         self._iterator = None
-        self._loaded = copy.copy(state_dict) if state_dict else None
+        self._loaded, self._is_strict = copy.copy(state_dict) if state_dict else None, strict
 
-
-def _state_if_any(dataset: Any) -> Any:
-    try:
-        return state_of(dataset)
-    except AttributeError:  # a dataset that is its own iterator, and has not begun
-        return None
+    @property
+    def has_state_to_take(self) -> bool:
+        """Whether a state was loaded, and no loop has begun since."""
+        return self._loaded is not None

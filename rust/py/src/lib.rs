@@ -85,7 +85,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
     module.add_class::<transport::carrier::PyCarrier>()?;
-    module.add_class::<transport::links::PyDealingRecord>()?;
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
@@ -111,7 +110,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
-    module.add_function(wrap_pyfunction!(transport::known_owners::check_owners, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
     module.add_function(wrap_pyfunction!(is_portable, module)?)?;

@@ -307,7 +307,7 @@ def test_what_forbids_another_number_of_workers_is_named(pipe: Any, block: int, 
         with loader(pipe(), 3, state, block=block) as made:
             for _ in range(2):  # no other epoch begins in its stead
                 with pytest.raises(
-                    ValueError, match=f"saved inside an epoch with 2 workers, and now there are 3.*{message}"
+                    ValueError, match=f"saved inside an epoch with 2 workers, and this loader has 3.*{message}"
                 ):
                     iter(made)
         with loader(pipe(), 2, state, block=block) as made:

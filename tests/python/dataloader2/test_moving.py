@@ -162,7 +162,9 @@ def test_what_forbids_it_is_named(pipe: Any, count: int, message: str) -> None:
             state = stopped(pipe(), services[0], count)
             with loader(pipe(), services[1], state) as made:
                 for _ in range(2):  # no other epoch begins in its stead
-                    with pytest.raises(ValueError, match=f"(?s)saved inside an epoch with .* now there are.*{message}"):
+                    with pytest.raises(
+                        ValueError, match=f"(?s)saved inside an epoch with .* this loader has.*{message}"
+                    ):
                         iter(made)
 
 

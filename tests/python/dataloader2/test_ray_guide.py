@@ -1,4 +1,4 @@
-"""The guide "More than one machine" says what happens: its programs that need a Ray cluster are run beside one."""
+"""The programs of the guide on Ray that need a cluster print what the guide shows."""
 
 from __future__ import annotations
 

@@ -391,9 +391,9 @@ def test_a_state_with_a_shuffle_behind_the_sharding_goes_to_as_many_workers_as_i
     for service, words in [
         (
             MultiProcessingReadingService(3),
-            "with 2 workers, and now there are 3 workers. Shuffler, which stands behind",
+            "with 2 workers, and this loader has 3 workers. Shuffler, which stands behind",
         ),
-        (InProcessReadingService(), "with 2 workers, and now there are no workers. Shuffler, which stands behind"),
+        (InProcessReadingService(), "with 2 workers, and this loader has no workers. Shuffler, which stands behind"),
     ]:
         with DataLoader2.from_state(state, service) as other, pytest.raises(ValueError, match=words):
             iter(other)

@@ -344,7 +344,8 @@ def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, metho
         pytest.raises(WorkerExitedError, match="was killed by SIGTERM; code in this process has sent the signal") as it,
     ):
         got.extend(items)
-    assert got == list(range(7))
+    assert got == list(range(len(got)))  # main may have waited for the other worker
+    assert 7 not in got
     assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
 
 

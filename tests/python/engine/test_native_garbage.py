@@ -303,7 +303,6 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "BellBoard",
         "Calls",
         "Carrier",
-        "DealingRecord",
         "Finalized",
         "HandingIterator",
         "IterationToken",

@@ -39,7 +39,7 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
 def test_main_holds_as_many_descriptors_for_each_worker_as_the_page_says() -> None:
     held_for(1)  # what is opened once in a process
     each, rest = divmod(held_for(6) - held_for(2), 4)
-    assert f"| open descriptors in main, Linux | {each} for each worker, and " in PAGE.read_text()
+    assert f"| open file descriptors in the main process (Linux) | {each} per worker, plus " in PAGE.read_text()
     assert rest == 0
 
 

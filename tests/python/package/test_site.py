@@ -31,6 +31,7 @@ SEARCHED = {
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
     "guides/ranks-changed": "rank gpus resum world",
+    "guides/mixing": "mix dataset weight sample_multiplex multinodeweightedsampl",
     "guides/stateful": "statefuldataload",
     "guides/old-clients": "dgl graphbolt returnn torchtitan",
 }

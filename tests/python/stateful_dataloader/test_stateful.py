@@ -284,7 +284,8 @@ def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
     ("state", "error", "words"),
     [
         ([], TypeError, "is a dict"),
-        ({"a": 1}, ValueError, "no state of a StatefulDataLoader"),
+        ({"a": 1}, ValueError, r"not the state of a StatefulDataLoader, but a dict with the keys \['a'\]; pass what"),
+        ({"a": 1, "data": {"_snapshot": {}}}, ValueError, r"pass state\['data'\] to load_state_dict"),
         ({"a": 1}, ValueError, "State doesn't contain key '_snapshot' expected for multiprocess dataloader"),
         ({"a": 1}, ValueError, "State doesn't contain key '_num_yielded' expected for single process dataloader"),
         ({"_num_yielded": 3}, ValueError, "damaged"),

@@ -172,4 +172,4 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
     iterator = iter(loader)
     for _ in range(8):
         next(iterator)
-    assert "workers" not in loader.state_dict()["_torchdata_rs"]
+    assert "workers" not in loader.state_dict()["_torchdata_rs"][0]

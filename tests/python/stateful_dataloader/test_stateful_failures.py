@@ -55,6 +55,14 @@ class FailingStream(IterableDataset[int]):
             yield index
 
 
+class Stream(IterableDataset[Any]):
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
 class Odd(Exception):
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -65,6 +73,35 @@ def raising(error: BaseException) -> Any:
         raise error
 
     return does
+
+
+class AtOnce(Failing):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}])
+def test_an_error_has_a_note_that_names_the_sample(options: dict[str, Any]) -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        (Failing(_fail), {"batch_size": 2}, "raised by dataset[5] of Failing"),
+        (Failing(_fail), {"batch_size": None}, "raised by dataset[5] of Failing"),
+        (AtOnce(_fail), {"batch_size": 2}, "raised by __getitems__ of AtOnce for the indices [4, 5]"),
+        (FailingStream(_fail), {"batch_size": 2}, "raised by the iterator of FailingStream for its sample number 5"),
+        (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
+        (FailingStream(int), {"batch_size": 2, "collate_fn": _refuse}, "for the samples numbers 0 to 1"),
+    ]
+    for dataset, more, note in cases:
+        with pytest.raises(ValueError, match="five|do not collate") as caught:
+            list(StatefulDataLoader(dataset, **more, **options))
+        assert note in str(caught.value) + "".join(getattr(caught.value, "__notes__", ())), note
+
+
+def _fail() -> None:
+    raise ValueError("five")
+
+
+def _refuse(samples: list[int]) -> None:
+    raise ValueError("these do not collate")
 
 
 def loader_of(does: Any, **options: Any) -> Any:
@@ -324,3 +361,27 @@ def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2 * len(ENDS)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "remedy"),
+    [
+        ([{"a": 1}, {"b": 1}], "All items of a batch need the same keys, but item 0 has 'a' and item 1 has 'b'"),
+        ([(1, 2), (1, None)], "None cannot be collated, and member 1 of item 1 of the batch is None"),
+    ],
+)
+def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(
+    samples: list[Any], remedy: str, num_workers: int
+) -> None:
+    for dataset in (samples, Stream(samples)):
+        with pytest.raises((KeyError, RuntimeError, TypeError)) as caught:
+            list(StatefulDataLoader(dataset, batch_size=2, num_workers=num_workers))
+        assert any(note.startswith(remedy) for note in caught.value.__notes__), caught.value.__notes__
+
+
+def test_an_error_of_a_collate_fn_of_the_users_gets_no_advice_on_batches() -> None:
+    loader = StatefulDataLoader([1, None], batch_size=2, collate_fn=sum)
+    with pytest.raises(TypeError) as caught:
+        list(loader)
+    assert len(caught.value.__notes__) == 1

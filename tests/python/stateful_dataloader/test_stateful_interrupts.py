@@ -70,7 +70,7 @@ def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str)
             got, expected = sorted(got), sorted(expected)
         assert got == expected, f"seed {seed}, after {more} presses"
         if kind == "some are skipped":
-            skipped = loader.state_dict()["_torchdata_rs"]["skipped"]
+            skipped = loader.state_dict()["_torchdata_rs"][0]["skipped"]
             assert (sum(skipped["kinds"].values()), skipped["seen"]) == (len(Broken.broken), 12_000)
         presses, seed = presses + more, seed + 1
 
@@ -114,6 +114,145 @@ def test_without_workers_the_batch_that_ctrl_c_has_cut_off_comes_next_here_and_f
     other.load_state_dict(state)
     assert got + [plain(batch) for batch in other] == expected
     assert got + [plain(batch) for batch in iterator] == expected
+
+
+class Ticking:
+    """Calls a function at one of the moments at which its samples are made."""
+
+    def __init__(self, at: int, does: Callable[[], object]) -> None:
+        self.at, self.does = at, does
+
+    def __call__(self) -> None:
+        self.at -= 1
+        if self.at == 0:
+            self.does()
+
+
+class Generated(torch.utils.data.IterableDataset[int]):
+    """A generator with a state."""
+
+    def __init__(self, tick: Ticking) -> None:
+        self.tick, self.place, self.start = tick, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.start = self.start, 0
+        while self.place < 12:
+            self.tick()
+            self.place += 1
+            self.tick()
+            yield self.place - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class Stateless(Generated):
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class Stepping(Generated):
+    """Is its own iterator, and begins anew unless it was given a state."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        return self
+
+    def __next__(self) -> int:
+        if self.place == 12:
+            raise StopIteration
+        self.tick()
+        self.place += 1
+        self.tick()
+        return self.place - 1
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.is_loaded = state["place"], True
+
+
+class StepsOf(Stateless):
+    """Its iterator is an object of its own, without a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(Stepping(self.tick))
+
+
+STREAMS = [Generated, Stateless, Stepping, StepsOf]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(stream: Any, epoch: int) -> None:
+    whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    for moment in range(1, 25):
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        made = StatefulDataLoader(stream(Ticking(24 * epoch + moment, interrupt)), 4)
+        for _ in range(epoch):
+            list(made)
+        iterator, got = iter(made), list[Any]()
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(map(plain, iterator))
+        later = StatefulDataLoader(stream(Ticking(0, interrupt)), 4)
+        later.load_state_dict(made.state_dict())
+        assert [got + [plain(batch) for batch in later], [plain(batch) for batch in later]] == [whole] * 2, moment
+        assert got + [plain(batch) for batch in iterator] == whole, moment
+        assert [plain(batch) for batch in made] == whole, moment
+
+
+class Noticed(Indexed):
+    """Calls a function at one of its samples."""
+
+    broken = frozenset({5, 9, 10})
+
+    def __init__(self, tick: Ticking) -> None:
+        super().__init__(24)
+        self.tick = tick
+
+    def __getitem__(self, index: int) -> Any:
+        self.tick()
+        return super().__getitem__(index)
+
+
+SKIPS: dict[str, Any] = {"on_error": "skip"}
+FILLS: dict[str, Any] = {"on_error": "skip", "error_fill": True}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        *[(Noticed, options) for options in (SKIPS, FILLS, {**FILLS, "shuffle": True})],
+        *[(stream, {}) for stream in STREAMS],
+        *[(stream, options) for stream in (Stepping, StepsOf) for options in (SKIPS, FILLS)],
+    ],
+    ids=str,
+)
+def test_a_state_that_is_asked_for_while_a_batch_is_made_is_that_before_the_batch(dataset: Any, options: Any) -> None:
+    def make(tick: Ticking) -> Any:
+        seed_all(3)
+        return StatefulDataLoader(dataset(tick), 4, **options)
+
+    for moment in range(1, 25):
+        tick = Ticking(moment, lambda: None)
+        made, got, states = make(tick), list[Any](), list[Any]()
+        tick.does = lambda made=made, got=got, states=states: states.append((len(got), made.state_dict()))
+        for batch in made:
+            got.append(plain(batch))
+        [(count, state)] = states
+        later = make(Ticking(0, lambda: None))
+        later.load_state_dict(state)
+        assert got[:count] + [plain(batch) for batch in later] == got, moment
 
 
 @pytest.mark.usefixtures("interrupts_raise")

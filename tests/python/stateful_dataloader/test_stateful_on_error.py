@@ -135,7 +135,7 @@ def flat(batches: list[Any]) -> list[Any]:
 
 
 def skipped_of(loader: Any) -> Any:
-    return loader.state_dict()["_torchdata_rs"]["skipped"]
+    return loader.state_dict()["_torchdata_rs"][0]["skipped"]
 
 
 TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueError in {0}\n  2 x KeyError in {0}"
@@ -165,7 +165,7 @@ def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any,
     for _ in range(count):
         next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
-    assert sum(state["_torchdata_rs"]["skipped"]["kinds"].values()) == [0, 1, 5, 6, 6][count]
+    assert sum(state["_torchdata_rs"][0]["skipped"]["kinds"].values()) == [0, 1, 5, 6, 6][count]
     for later in [way, WAYS[1]][: 1 if way is WAYS[1] else 2]:
         resumed = loader_of(**later)
         resumed.load_state_dict(state)
@@ -217,9 +217,21 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     epoch_of(loader_of(AtOnce(), workers, error_log=log))
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["index"] for line in lines] == list(BROKEN)
+    worker = 1 if workers else None  # which has read the batch with index 4
     assert lines[1] == {
-        "dataset": "AtOnce", "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": []
+        "worker": worker, "dataset": "AtOnce", "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": []
     }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:on_error has skipped")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_log_names_the_samples_of_a_stream_by_worker_and_number(tmp_path: Any, workers: int) -> None:
+    log = tmp_path / "log"
+    list(loader_of(Steps(), workers, error_log=log))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    share = max(1, workers)
+    wanted = sorted((index % share, index // share) for index in BROKEN)
+    assert sorted((line["worker"] or 0, line["index"]) for line in lines) == wanted
 
 
 @pytest.mark.filterwarnings("ignore:on_error has skipped")
@@ -335,7 +347,7 @@ def test_without_it_an_exception_is_raised_and_the_state_is_as_before() -> None:
     loader = StatefulDataLoader(Some(), 4)
     with pytest.raises(ValueError, match="broken 1"):
         list(loader)
-    assert "skipped" not in loader.state_dict()["_torchdata_rs"]
+    assert "skipped" not in loader.state_dict()["_torchdata_rs"][0]
 
 
 def test_states_with_and_without_counts_load_into_each_other() -> None:
@@ -356,7 +368,7 @@ def test_counts_that_are_damaged_are_refused(saved: Any) -> None:
     loader = loader_of()
     next(iter(loader))
     state = loader.state_dict()
-    state["_torchdata_rs"]["skipped"] = saved
+    state["_torchdata_rs"][0]["skipped"] = saved
     loader.load_state_dict(loader_of().state_dict())
     with pytest.raises(ValueError, match="damaged"):
         loader.load_state_dict(state)
@@ -433,16 +445,26 @@ def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any
             assert before + rest == whole
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_full_batches_go_on_with_another_size_and_other_workers(size: int) -> None:
+def test_full_batches_go_on_with_other_workers() -> None:
     loader = loader_of(workers=2, error_fill=True)
     iterator = iter(loader)
     before = next(iterator).tolist()
-    resumed = loader_of(workers=1, batch_size=size, error_fill=True)
+    resumed = loader_of(workers=1, error_fill=True)
     resumed.load_state_dict(loader.state_dict())
     rest = epoch_of(resumed)[0]
     assert sorted(before + flat(rest)) == sorted(flat(FULL))
-    assert all(len(batch) == size for batch in rest[:-1])
+    assert all(len(batch) == 4 for batch in rest[:-1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 7])
+def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, workers: int) -> None:
+    loader = loader_of(workers=workers, error_fill=True)
+    next(iter(loader))
+    resumed = loader_of(workers=workers, batch_size=size, error_fill=True)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=r"error_fill=True .*Load it with batch_size=4"):
+        iter(resumed)
 
 
 class Reading(Some):

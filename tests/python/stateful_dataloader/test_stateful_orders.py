@@ -269,6 +269,25 @@ def test_a_stateful_sampler_s_broken_epoch_does_not_come_again(workers: int, sam
     assert [plain(batch) for batch in iterator] == whole
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampler", [Places, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
+def test_an_epoch_that_is_left_shortly_behind_a_load_takes_nothing_from_the_next_one(
+    workers: int, sampler: Any
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(range(24), batch_size=3, sampler=sampler(), num_workers=workers)
+
+    whole = epochs_of(make(), 1)[0]
+    for saved, read in itertools.product([0, 1, len(whole)], [0, 1]):
+        loader = make()
+        iterator = iter(loader)
+        list(itertools.islice(iterator, saved))
+        later = make()
+        later.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [plain(batch) for batch in itertools.islice(later, read)] == whole[saved : saved + read]
+        assert epochs_of(later, 2) == [whole, whole], (saved, read)
+
+
 def test_the_order_without_a_stop_is_torch_s_whether_states_are_taken_or_not() -> None:
     for options in WORKERS:
         found = []

@@ -248,7 +248,7 @@ def test_epochs_that_are_left_at_once_do_not_make_states_grow() -> None:
     sizes = []
     for _ in range(700):
         iterator = iter(loader)
-        sizes.append(len(json.dumps(loader.state_dict()["_torchdata_rs"]["reading"]["later"])))
+        sizes.append(len(json.dumps(loader.state_dict()["_torchdata_rs"][0]["reading"]["later"])))
         next(iterator)
     assert max(sizes[:300]) == max(sizes)
     later = StatefulDataLoader(TakesOnce(), batch_size=2)

@@ -116,3 +116,12 @@ def test_of_real_workers_it_is_seen_whether_they_compute(counted):
             assert "are busy with" not in words
         else:
             assert "more would not be faster" in words or "if it computes" in words
+
+
+def test_no_workers_are_advised_where_items_would_come_more_slowly_from_them():
+    with DataLoader2(IterableWrapper(range(5000)).map(abs)) as seen:
+        list(seen)
+        stats = replace(seen.stats(), loading=0.5, seconds=5000 * 1e-6, step_seconds=5.1e-7)
+    assert diagnose(stats).text.startswith("Loading limits you: it takes 50 % of the time")
+    assert diagnose(stats).text.endswith("An item takes 500 ns: it would come more slowly from a worker.")
+    assert "MultiProcessingReadingService(20)" in diagnose(replace(stats, seconds=5000 * 2e-5)).text

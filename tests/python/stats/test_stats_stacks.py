@@ -134,7 +134,7 @@ def test_workers_that_never_come_to_an_epoch_leave_no_memory():
         state = dl.state_dict()
     with loader(pipe.shuffle(), 3) as dl:
         dl.load_state_dict(state)
-        with pytest.raises(ValueError, match="now there are 3"):
+        with pytest.raises(ValueError, match="this loader has 3"):
             iter(dl)
     assert memories() == []
 

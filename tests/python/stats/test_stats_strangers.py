@@ -135,7 +135,6 @@ def test_processes_of_a_container_are_told_by_their_numbers_here(tmp_path, monke
     board = SimpleNamespace(
         full=True,
         read=lambda: [{"page": number, "pid": pid, "pipes": [], "place": ""} for number, pid in enumerate((7, 9))],
-        read_change=lambda: None,
     )
     pages = read_board(board, {7: 200, 8: 201}).pages
     assert [page["pid"] for page in pages.values()] == [200, 0]

@@ -1,4 +1,4 @@
-"""The common parts of the tests of the on-disk cache: pipelines over files of a folder, and a check that no claim is
+"""The common parts of the tests of the on-disk cache: pipelines over files of a folder, and a check that no lock is
 left."""
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ import os
 import pytest
 
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.iter.disk_cache import claims as locks
+from torchdata.datapipes.iter.disk_cache import locks
 
 #: Two workers that want the same files are what these tests are about.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 
 @pytest.fixture(autouse=True)
-def no_claim_is_left():
+def no_lock_is_left():
     yield
-    assert not locks._claims
-    assert not locks._lock_files
+    assert not locks._held
 
 
 class Maker:
@@ -47,6 +46,13 @@ def content(folder):
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
+def content_after_a_kill(folder):
+    """The content of a folder without the hidden files that a killed process may have left."""
+    return {
+        name: text for name, text in content(folder).items() if not os.path.basename(name).startswith(".torchdata-")
+    }
+
+
 def made(*files):
     return {name: f"content of {name}" for name in files}
 
@@ -61,8 +67,8 @@ def archives(folder, keys, unpack=members, **options):
 
 
 def is_free(path):
-    """Whether nobody has a claim on a path."""
-    claim = locks.claim(str(path), None)
-    if claim is not None:
-        claim.release()
-    return claim is not None
+    """Whether the lock of a path is free."""
+    lock = locks.acquire(str(path))
+    if lock is not None:
+        lock.release()
+    return lock is not None

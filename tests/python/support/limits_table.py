@@ -22,10 +22,11 @@ from torchdata import _machine as machine
 from torchdata._engine.workers.group import default_budget
 from torchdata._observe.stats.counting import PIPES
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.services import choosing, steering
+from torchdata.dataloader2.services import choosing
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.archives import archive, tar
 from torchdata.datapipes.iter.streams import tfrecords
+from torchdata.datapipes.iter.threads import depth
 
 MIB = 1 << 20
 
@@ -35,23 +36,22 @@ def of_the_code() -> list[tuple[str, str]]:
     service = MultiProcessingReadingService(2)
     return [
         (
-            'workers that `num_workers="auto"` tries at most',
-            f"the number of cores, or {choosing.MOST_WAITING} if that is more",
+            'workers that `num_workers="auto"` starts',
+            f"the number of cores less one, but at least {choosing.LEAST} and at most {choosing.MOST}",
         ),
-        ('times that `num_workers="auto"` changes their number', f"{steering.MOST_CHANGES}"),
-        ('items that `.prefetch("auto")` lets lie ready for a worker', f"{choosing.MOST_WINDOW}"),
+        ('items that `.prefetch("auto")` buffers', f"{depth.MOST_DEPTH}"),
         (
-            "items that a worker is ahead of main, by default",
-            f"{service.worker_prefetch_cnt}, and its share of {service.main_prefetch_cnt} for main",
+            "items that a worker prefetches by default",
+            f"{service.worker_prefetch_cnt}, and its share of {service.main_prefetch_cnt} for the main process",
         ),
         ("pipes of a process that statistics list", f"{PIPES}"),
-        ("bytes of a TFRecord, by default (`max_length`)", f"{tfrecords.MAX_LENGTH // MIB} MiB"),
-        ("growth of a compressed file, by default (`max_ratio`)", f"{archive.MAX_RATIO:.0f} times"),
+        ("size of a TFRecord by default (`max_length`)", f"{tfrecords.MAX_LENGTH // MIB} MiB"),
+        ("expansion of a compressed file by default (`max_ratio`)", f"{archive.MAX_RATIO:.0f} times"),
         (
-            "member of a streamed or compressed tar that stays readable behind the next",
+            "size of a tar member that stays readable after the next one is read",
             f"{tar.LARGEST_KEPT_MEMBER // MIB} MiB",
         ),
-        ("headers of a member of a tar", f"{tar.MOST_HEADERS}, of {tar.LARGEST_HEADERS >> 10} KiB in all"),
+        ("headers of a tar member", f"{tar.MOST_HEADERS}, with {tar.LARGEST_HEADERS >> 10} KiB in total"),
     ]
 
 
@@ -80,10 +80,10 @@ def held_for(workers: int) -> int:
 
 
 def descriptors_of_workers() -> str:
-    """How many descriptors each worker costs main, and a loader beside that."""
+    """How many descriptors the main process holds per worker and per loader."""
     few, many = held_for(2), held_for(12)
     each = (many - few) // 10
-    return f"{each} for each worker, and {few - 2 * each}"
+    return f"{each} per worker, plus {few - 2 * each}"
 
 
 def state_of(workers: int, shuffle: bool = False) -> int:
@@ -101,7 +101,7 @@ def state_of(workers: int, shuffle: bool = False) -> int:
 
 
 def sizes_of_states(shuffle: bool) -> str:
-    return ", ".join(f"{state_of(workers, shuffle):,} with {workers}" for workers in (2, 8))
+    return ", ".join(f"{state_of(workers, shuffle):,} with {workers}" for workers in (2, 8)) + " workers"
 
 
 def large_item(size: int) -> str:
@@ -128,12 +128,12 @@ def budget() -> str:
 
 def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]:
     """What is measured, and how."""
-    yield "open descriptors in main, Linux", descriptors_of_workers
-    yield "shared memory, by default", budget
-    yield "an item over `memory_budget=64 MiB`", partial(large_item, size)
-    yield "workers at once", partial(many_workers, workers)
-    yield "bytes of the largest of 20 states, pickled, by workers", partial(sizes_of_states, False)
-    yield "… behind a `.shuffle()` of 10,000", partial(sizes_of_states, True)
+    yield "open file descriptors in the main process (Linux)", descriptors_of_workers
+    yield "shared memory by default", budget
+    yield "an item larger than `memory_budget=64 MiB`", partial(large_item, size)
+    yield "workers of one loader", partial(many_workers, workers)
+    yield "bytes of the largest of 20 pickled states", partial(sizes_of_states, False)
+    yield "… with `.shuffle()` of 10,000 items", partial(sizes_of_states, True)
 
 
 def main() -> None:

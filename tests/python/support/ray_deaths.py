@@ -100,7 +100,7 @@ def plan_of(seed: int) -> Plan:
     }
     pipeline, in_order = dice.choice(list(PIPELINES)), dice.random() < 0.8
     return Plan(
-        # To whom an item is dealt freely decides what that draws.
+        # The worker that has an item decides what that draws.
         seed, pipeline, count, dice.randrange(1, 4), options, in_order or pipeline == "dealt", events,
         dice.choice([None, None, (0.0, 0.0)]),
     )  # fmt: skip

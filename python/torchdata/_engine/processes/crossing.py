@@ -27,7 +27,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, Generic, TypeVar
 
-from torchdata._native import BellBoard, DealingRecord, Link, OwnedDescriptor, StatsBoard, is_portable, system_lacks
+from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, is_portable, system_lacks
 
 __all__ = [
     "EARLY_THRESHOLD",
@@ -133,7 +133,7 @@ def end_early_watch() -> None:
 
 # -- what it works with -----------------------------------------------------------------------------------------------
 
-SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard, DealingRecord)
+SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 #: The message of `pickle` for a function that it does not find in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
@@ -146,7 +146,7 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link, a board of bells or counters, or a record, on its way to a child."""
+    """A link, or a board of bells or counters, on its way to a child."""
 
     def __init__(self, shared: SharedT) -> None:
         self.shared: SharedT = shared

@@ -94,7 +94,7 @@ class RemoteSetup:
             cadence=setup.cadence,
             budget=budget,
             full_stats=setup.stats.shared.full,
-            counts=setup.stats.shared.carry_out(setup.page),
+            counts=setup.stats.shared.carry_out(setup.index),
             dispatcher_page=None if setup.lines.dispatched is None else setup.dispatcher_page,
             window=setup.window,
         )
@@ -305,7 +305,6 @@ class Host:
         child_setup = ChildSetup(
             name=setup.name,
             index=WORKER,
-            pages_behind=0,
             worker_id=setup.worker_id,
             num_workers=setup.num_workers,
             dispatches=False,

@@ -225,7 +225,7 @@ class RemoteWorker(ChildProcess):
         with contextlib.suppress(Exception):
             actor.kill()
         if self.about is not None:
-            self._board.set_gone(self._setup.page)
+            self._board.set_gone(self._setup.index)
         self._has_ended = True
         self._ring()
         with contextlib.suppress(OSError):
@@ -242,7 +242,7 @@ class RemoteWorker(ChildProcess):
         differences = _differences(about.versions)
         if differences:
             raise VersionsDiffer(differences)
-        self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
+        self._board.set_place(self._setup.index, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
         carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, setup.index, MAIN)
@@ -281,7 +281,7 @@ class RemoteWorker(ChildProcess):
 
     def _note(self, one: Pulled) -> None:
         """Shows what its host has seen of it, and counts what has come over the network."""
-        page = self._setup.page
+        page = self._setup.index
         if one.frame:
             came = bytes_of(one.frame)
             self._board.count_frame(page, came, came >= self._hosts.chunk_bytes)

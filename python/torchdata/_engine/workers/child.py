@@ -34,7 +34,6 @@ from torchdata._importing import call_when_imported
 from torchdata._native import (
     BellBoard,
     Collector,
-    DealingRecord,
     Link,
     Sender,
     StatsBoard,
@@ -88,7 +87,6 @@ class CommonSetup:
         name: str,
         links: Sequence[Link],
         stats: StatsBoard | None = None,
-        record: DealingRecord | None = None,
     ) -> bool:
         """Makes this process a child of the engine.
 
@@ -96,7 +94,6 @@ class CommonSetup:
             name: what the child is called in messages.
             links: the links that are its own.
             stats: the board on which it counts, if it does.
-            record: the record of what it deals, if it keeps one.
 
         Returns:
             Whether there is anything to do: False if main is gone already.
@@ -107,7 +104,7 @@ class CommonSetup:
             begin_at(self.begun_at)
         close_inherited()
         watch_the_parent()
-        drop_inherited(links, self.bells.shared, stats, record)
+        drop_inherited(links, self.bells.shared, stats)
         end_early_watch()
         _keep_freed_memory()
         _keep_memory_of_tensors()
@@ -143,10 +140,8 @@ class ChildSetup:
 
     #: What the child is called in messages.
     name: str
-    #: Index of its bell; workers count from 1, the dispatching process comes last.
+    #: Index of its bell and of its page of counters; workers count from 1, the dispatching process comes last.
     index: int
-    #: By how much the numbers of the children's pages of counters are greater than those of their bells.
-    pages_behind: int
     worker_id: int
     num_workers: int
     #: Whether this is the dispatching process.
@@ -167,31 +162,18 @@ class ChildSetup:
     window: int
     #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
     cadence: tuple[float, float]
-    #: In a dispatching process that deals to whoever is free: where it records to whom.
-    record: Handle[DealingRecord] | None = None
 
     @property
     def where(self) -> str:
         """The child in messages of exceptions that were raised in it, which old code matches."""
         return self.name.removeprefix("the ")
 
-    @property
-    def page(self) -> int:
-        """Its page of counters."""
-        return self.index + self.pages_behind
-
-    @property
-    def output_pages(self) -> list[int]:
-        """Those of the processes that its items go to."""
-        return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
-
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
     setup.stats.shared = setup.stats.shared.here()
     links = [handle.shared for handle in setup.lines.all()]
-    record = None if setup.record is None else setup.record.shared
-    if not setup.common.enter(setup.name, links, setup.stats.shared, record):
+    if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     # Until the child has its commands' link, main does not wait for this import to come to an end.
     module, name = setup.program_class
@@ -214,8 +196,6 @@ class Child:
         outputs = [handle.shared for handle in setup.lines.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], _refuse, name="main")
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, control if is_interrupted else None)
-        if setup.record is not None:
-            self.sender.deal_freely(setup.record.shared)
         #: What the dispatching process sends to a worker.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:
@@ -229,7 +209,7 @@ class Child:
                 on_demand=True,
             )
         #: What is counted of this process.
-        self.counting = Counting(setup.stats.shared, setup.page)
+        self.counting = Counting(setup.stats.shared, setup.index)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:

@@ -141,7 +141,7 @@ class EpochRunner:
         self.epoch, self.opened = epoch, False
         self.due = list(start.calls)
         self.obedience.expect(max((serial for _, serial, _ in self.due), default=0))
-        self.sender.start_epoch(epoch, 1, start.starts, start.turn, start.owners)
+        self.sender.start_epoch(epoch, 1, start.starts, start.turn)
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:

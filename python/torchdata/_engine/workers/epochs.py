@@ -24,7 +24,7 @@ from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram, Listener
 from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
-from torchdata._observe.stats.counting import MAIN_PAGE, Room
+from torchdata._observe.stats.counting import MAIN_PAGE
 
 __all__ = ["Children", "Place"]
 
@@ -43,14 +43,12 @@ class Place:
         turn: whose turn it was.
         resumptions: by child, where it goes on.
         kept: the snapshots behind these, for the books.
-        owners: to whom items were dealt freely; None if they are dealt in turn.
     """
 
     given: list[snapshots.Account]
     turn: int
     resumptions: list[snapshots.Resumption | None]
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
-    owners: snapshots.KeptOwners | None = None
 
 
 class _Dying(Exception):
@@ -68,10 +66,9 @@ class Children:
         window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
-        in_order: whether main takes items from the workers in strict turn, and the dispatching process deals in turn.
+        in_order: whether main takes items from the workers in strict turn.
         timeout: seconds that main waits for an item; None for ever.
         full_stats: whether the time of each pipe is taken.
-        room: where they count, if they share a board with others whose place they take; None makes one.
         survived: the ends of children in whose places others are put, instead of an error.
         listener: receives the notes of the workers; None drops them.
     """
@@ -89,7 +86,6 @@ class Children:
         in_order: bool,
         timeout: float | None,
         full_stats: bool = False,
-        room: Room | None = None,
         survived: Survived = NONE,
         listener: Listener | None = None,
     ) -> None:
@@ -106,15 +102,11 @@ class Children:
             program,
             dispatch,
             dispatch_window=dispatch_window,
-            deals_freely=not in_order,
             memory_budget=memory_budget,
             full_stats=full_stats,
-            room=room,
         )
-        #: Whether the dispatching process deals to whoever is free.
-        self.deals_freely = group.record is not None
         self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
-        self.room, self.stats, self.is_forked = group.room, group.stats, group.is_forked
+        self.stats, self.is_forked = group.stats, group.is_forked
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
         hangs = group.hangs(survived, in_order)
@@ -178,9 +170,9 @@ class Children:
         if self._listener is not None:
             self._listener.begin()
         if place is None:
-            collector.start_epoch(self._epoch, self._window, owners=(0, b"") if self.deals_freely else None)
+            collector.start_epoch(self._epoch, self._window)
         else:
-            collector.start_epoch(self._epoch, self._window, place.given, place.turn, owners=place.owners)
+            collector.start_epoch(self._epoch, self._window, place.given, place.turn)
             collector.keep(*place.kept)
         processes = list(self._processes)
         self._group.begin_epoch()
@@ -232,8 +224,8 @@ class Children:
         found = self.collector.places()
         if run is None or found is None:
             return None
-        places, _, dealt, owners = found
-        return replace(run, before=None), run.resume((places, dealt, owners))
+        places, _, dealt = found
+        return replace(run, before=None), run.resume((places, dealt))
 
     def end_epoch(self) -> None:
         """Looks at what the children have done in the epoch that is over."""
@@ -288,28 +280,8 @@ class Children:
 
     def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
         """Where the child of a page stands: the kernel's word on it, and its Python stacks."""
-        child: int = page["page"] - self.room.first_page
+        child: int = page["page"] - 1
         return self._processes[child].where_it_stands(page)
-
-    def set_window(self, window: int) -> bool:
-        """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
-        if not self.collector.set_window(window):
-            return False
-        self._window = window
-        return True
-
-    @property
-    def window(self) -> int:
-        """Items that each worker may be ahead of main."""
-        return self._window
-
-    def retire(self) -> None:
-        """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
-        self._group.ending.afterwards = None
-        self.collector.stop()
-        for index in range(len(self._processes)):
-            self.stats.set_replaced(self.room.first_page + index)
-        self._group.ending.ask()
 
     def _has_obeyed(self, index: int) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""

@@ -27,9 +27,9 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise
 from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import BellBoard, Collector, DealingRecord, Link, OwnedDescriptor, StatsBoard
+from torchdata._native import BellBoard, Collector, Link, OwnedDescriptor, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
-from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
 
 __all__ = ["Group", "default_budget"]
@@ -52,11 +52,9 @@ class Group(OwnsChildren):
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
         dispatch_window: items that the dispatching process may be ahead of each worker.
-        deals_freely: whether it deals to whoever is free, and not in turn.
         memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
         commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
         full_stats: whether the time of each pipe is taken.
-        room: where they count, if they share a board with others whose place they take; None makes one.
 
     Raises:
         TypeError: a program cannot be pickled, which the start method needs.
@@ -70,11 +68,9 @@ class Group(OwnsChildren):
         dispatch: Program | None = None,
         *,
         dispatch_window: int = 0,
-        deals_freely: bool = False,
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
-        room: Room | None = None,
     ) -> None:
         self._start_method = method = start_method_of(context)
         self.num_workers = num_workers
@@ -84,11 +80,8 @@ class Group(OwnsChildren):
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
-        self.stats = self.room.board
+        self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
         common = CommonSetup.under(method, self.bells, place_outside())
-        #: Where the dispatching process records to whom it deals, if not in turn.
-        self.record = DealingRecord() if deals_freely and dispatch is not None else None
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
             programs.append(_shared(dispatch, method))
@@ -99,7 +92,6 @@ class Group(OwnsChildren):
             setup = ChildSetup(
                 name=members.names[index],
                 index=1 + index,
-                pages_behind=self.room.first_page - 1,
                 worker_id=index if worker else 0,
                 num_workers=num_workers,
                 dispatches=not worker,
@@ -110,10 +102,9 @@ class Group(OwnsChildren):
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
-                dispatcher_page=count + self.room.first_page - 1,
+                dispatcher_page=count,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
-                record=None if worker or self.record is None else Handle(self.record),
             )
             members.setups.append(setup)
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
@@ -124,8 +115,7 @@ class Group(OwnsChildren):
         #: The counters of main.
         self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
-        if self.room.is_first:
-            self._shutdown.afterwards = partial(_count_no_more, self.counting)
+        self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
     def is_forked(self) -> bool:
@@ -169,15 +159,12 @@ class Group(OwnsChildren):
         members.close_descriptors(indices)
         if not replaces:
             self.bells.close_descriptor()
-            if self.record is not None:
-                self.record.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
         outputs = [members.items_of(worker) for worker in range(self.num_workers)]
         if not replaces:
             members.setups.clear()
-        if self.room.is_first:
-            self.counting.adopt_main()
+        self.counting.adopt_main()
         return outputs
 
     def begin_epoch(self) -> None:
@@ -193,8 +180,10 @@ class Group(OwnsChildren):
 
     def shutdown(self) -> None:
         """Ends all children; see `OwnsChildren.shutdown`."""
-        self.end_epoch()
-        super().shutdown()
+        try:
+            self.end_epoch()
+        finally:  # a signal handler may raise
+            super().shutdown()
 
     def collect(
         self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
@@ -209,11 +198,7 @@ class Group(OwnsChildren):
         """
         peers = range(1 + first, 1 + first + len(outputs))
         collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
-        room = self.room
-        room = Room(room.board, room.first_page + first, room.first_flow + first)
-        self.counting.receive(collector, room, len(outputs))
-        if self.record is not None:
-            collector.follow_dealing(self.record)
+        self.counting.receive(collector, len(outputs), first)
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:
@@ -225,7 +210,7 @@ class Group(OwnsChildren):
         """
         if survived.hangs is None:
             return None
-        return Hangs(self.members, self.stats, self.room.first_page, survived.hangs, survived.patience, in_order)
+        return Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
 
     def watch(self, collector: Collector) -> None:
         """Makes a collector raise the error of a child that dies while it waits for an item."""

@@ -138,7 +138,6 @@ class Hangs:
     Args:
         members: the children.
         board: has their counters.
-        first_page: the page of the first of them.
         seconds: the timeout.
         patience: the seconds for one that works; None for the timeout.
         in_order: whether main waits for one worker in particular.
@@ -148,12 +147,11 @@ class Hangs:
         self,
         members: Members,
         board: Any,
-        first_page: int,
         seconds: float,
         patience: float | None = None,
         in_order: bool = True,
     ) -> None:
-        self._members, self._board, self._first_page = members, board, first_page
+        self._members, self._board = members, board
         self._in_order = in_order
         #: The timeout, and the longest time for one that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
@@ -181,7 +179,7 @@ class Hangs:
         Returns:
             Whether a process was ended.
         """
-        pages = {page["page"] - self._first_page: page for page in self._board.read()}
+        pages = {page["page"] - 1: page for page in self._board.read()}
         ended = False
         for worker in self._waited_for(peer, pages):
             chain = self._chain(worker, pages)
@@ -202,7 +200,7 @@ class Hangs:
         if waited < self.seconds:
             self._works(child, None)
             return False
-        pages = {page["page"] - self._first_page: page for page in self._board.read()}
+        pages = {page["page"] - 1: page for page in self._board.read()}
         is_over = self._is_over(child, pages.get(child), waited, self.seconds)
         if is_over:
             self._end(child, pages.get(child), waited)
@@ -210,7 +208,7 @@ class Hangs:
 
     def end(self, child: int, waited: float) -> None:
         """Ends a child that main has waited for otherwise for too long."""
-        pages = {page["page"] - self._first_page: page for page in self._board.read()}
+        pages = {page["page"] - 1: page for page in self._board.read()}
         self._end(child, pages.get(child), waited)
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
@@ -228,7 +226,7 @@ class Hangs:
             waits = [flow for flow in pages[child]["flows"] if flow["wait"]["since"]] if child in pages else []
             if not waits or not self._is_at(pages[child], child):
                 break
-            child = waits[0]["peer"] - self._first_page
+            child = waits[0]["peer"] - 1
         return chain
 
     def _is_at(self, page: Any, child: int) -> bool:
@@ -241,7 +239,7 @@ class Hangs:
         if stopped is not None:
             return stopped
         waits = [flow for flow in pages[chain[-1]]["flows"] if flow["wait"]["since"]] if chain[-1] in pages else []
-        is_circle = any(flow["peer"] - self._first_page in chain for flow in waits)
+        is_circle = any(flow["peer"] - 1 in chain for flow in waits)
         return chain[0] if is_circle else chain[-1]
 
     def _is_stopped(self, child: int) -> bool:

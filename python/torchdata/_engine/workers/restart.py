@@ -26,7 +26,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import KILLED, Shutdown
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
-from torchdata._engine.snapshots import Account, Kept, KeptDealt, KeptOwners
+from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
@@ -39,9 +39,8 @@ ROOM = 3.0
 #: Seconds between two looks at whatever is waited for.
 GLANCE = 0.01
 
-#: By worker, what was received and the newest snapshot before that; the dispatching process's that fits to these, and
-#: to whom it had dealt items.
-Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None, KeptOwners | None]
+#: By worker, what was received and the newest snapshot before that; the dispatching process's that fits to these.
+Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
 class Gone(Exception):

@@ -79,8 +79,6 @@ class Attached:
         pages = {name_of_process(page): page for page in reading.pages.values()}
         found = []
         for process in stats.processes:
-            if process.role == "replaced":
-                continue
             if process.node is not None:
                 head = f"{process.called} (pid {process.pid} there), {process.state}"
                 found.append((head, "its stack is not to be had from here: the main process asks for it if it hangs"))

@@ -1,6 +1,6 @@
 """How many workers keep the cores of this machine busy, from what they were counted to compute and to wait.
 
-Role: pure functions over statistics, in main. A verdict and `"auto"` ask them.
+Role: pure functions over statistics, in main. Verdicts use them.
 """
 
 from __future__ import annotations

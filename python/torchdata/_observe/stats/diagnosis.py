@@ -67,18 +67,10 @@ class Verdict:
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """Finds the limit of the loader of which these are the statistics, as its processes are now.
-
-    Those before them, whose place they took (`num_workers="auto"`), had other times.
-    """
-    now = stats if stats.latest is None else stats.latest
+    """Finds the limit of the loader of which these are the statistics."""
     for rule in RULES:
-        verdict = rule(now)
+        verdict = rule(stats)
         if verdict is not None:
-            if verdict.kind == "too early" and now is not stats:
-                verdict = dataclasses.replace(
-                    verdict, text=f"{verdict.text} Those before them came of other processes."
-                )
             return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
 
@@ -465,9 +457,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
         return Verdict("loading", text, "main")
     text = f"Loading limits you: it takes {percent(stats.loading)} of the time, in this process; {_where(worst, stats)}"
     each = stats.loading * stats.seconds / stats.items
-    if stats.choices:  # of "auto", which has come here from workers
-        text += " Items came more slowly from workers."
-    elif each < WORTH_A_WORKER:
+    if each < WORTH_A_WORKER:
         text += f" An item takes {duration(each)}: it would come more slowly from a worker."
     elif stats.step_seconds:
         workers = math.ceil(each / max(stats.step_seconds, 1e-9))

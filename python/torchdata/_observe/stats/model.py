@@ -17,7 +17,7 @@ __all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowI
 
 Page = dict[str, Any]
 #: Fields of `LoaderStats` that are not for showing.
-_HIDDEN = ("reading", "latest")
+_HIDDEN = ("reading",)
 
 
 @described
@@ -75,10 +75,7 @@ class ProcessStats:
     """A process of the loader."""
 
     name: str = told('"main", "worker process 1", "the dispatching process"')
-    role: str = told(
-        '"main", "worker", "dispatching", or "replaced" where others have taken the process\'s place for good '
-        '(`num_workers="auto"`)'
-    )
+    role: str = told('"main", "worker" or "dispatching"')
     worker: int | None = told("the number of the worker")
     pid: int = told("the process number, on its machine")
     node: str | None = told("the address of another machine, of a Ray cluster, that it is on; None: it is on this one")
@@ -148,7 +145,6 @@ class Reading:
         pages: by index, what each process has counted.
         cpu: by index, seconds of processor time, of waiting for it and of life; None if the system does not tell.
         alive: the indices of processes that run.
-        before: the counters when the processes of now took over from others; None where there were no others.
     """
 
     at: int
@@ -156,7 +152,6 @@ class Reading:
     pages: Mapping[int, Page]
     cpu: Mapping[int, tuple[float, float, float] | None] = field(default_factory=dict)
     alive: frozenset[int] = frozenset()
-    before: Reading | None = None
 
 
 @described
@@ -201,16 +196,16 @@ class LoaderStats:
         "`prefetched` by `prefetch_limit`; None where nothing is read ahead",
         gauge("occupancy_ratio"),
     )
-    shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="present")
+    shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="processes")
     shared_memory_peak: int = told(
         "the most that ever were in use, as the sum over links",
         gauge("shared_memory_peak_bytes"),
-        summed="present",
+        summed="processes",
     )
     shared_memory_limit: int = told(
         "the most that may be in use",
         gauge("shared_memory_limit_bytes"),
-        summed="present",
+        summed="processes",
     )
     copies: int = told("buffers that were copied out of full shared memory", counter(), summed="processes")
     copied_bytes: int = told("bytes of those buffers", counter(), summed="processes")
@@ -221,9 +216,7 @@ class LoaderStats:
     cores: int = told("processors that this process may use, by its affinity and its control groups")
     processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
-    choices: tuple[str, ...] = told('what `"auto"` has chosen so far, and why, in the order of time', default=())
-    #: What is of the processes of now alone, which took over from others; None where there were no others.
-    latest: LoaderStats | None = field(default=None, repr=False, compare=False)
+    choices: tuple[str, ...] = told('the choice of `num_workers="auto"`, and its reason', default=())
 
     @property
     def main(self) -> ProcessStats | None:

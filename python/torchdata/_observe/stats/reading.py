@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchdata._machine import cores
@@ -23,11 +22,10 @@ from torchdata._redacting import printable
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["cores", "name_of_process", "pipe_at_work", "read_board", "summarise", "those_before"]
+__all__ = ["cores", "name_of_process", "pipe_at_work", "read_board", "summarise"]
 
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
-#: In their order, those last that others have taken the place of.
-_ORDER = (*_ROLES.values(), "replaced")
+_ORDER = tuple(_ROLES.values())
 _NS = 1e-9
 
 
@@ -38,27 +36,10 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
         board: the board.
         numbers: by the number of a process that stands on the board, the one that it has here; None: the same.
     """
-    change, read = board.read_change(), board.read()  # a change in between is for the next reading
-    pages = {page["page"]: _as_seen_here(page, numbers) for page in read}
+    pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
-    if change is not None:
-        change = change[0], _as_seen_here(change[1], numbers)
-    return Reading(time.monotonic_ns(), board.full, pages, cpu, alive, those_before(change, pages, board.full))
-
-
-def those_before(change: tuple[int, Page] | None, pages: Mapping[int, Page], full: bool) -> Reading | None:
-    """The counters when the processes of now took over from others.
-
-    Args:
-        change: when that was, and main's page then; None where there were no others.
-        pages: those of all processes.
-        full: whether the time of each pipe is taken.
-    """
-    if change is None:
-        return None
-    at, main = change
-    return Reading(at, full, {main["page"]: main, **{index: page for index, page in pages.items() if page["replaced"]}})
+    return Reading(time.monotonic_ns(), board.full, pages, cpu, alive)
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
@@ -155,15 +136,14 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """The statistics of what happened up to a reading; if there were other processes before, in `latest` those of now.
+    """The statistics of what happened up to a reading.
 
     Args:
         now: the reading.
         earlier: one of the same board, from which on to count; None counts from the beginning.
     """
     names = {index: name_of_process(page) for index, page in now.pages.items()}
-    indices = [index for index in sorted(now.pages) if not _was_gone(earlier, index)]
-    sinces = {index: _Since(now, earlier, index) for index in indices}
+    sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
     processes = [_process(since, now, names) for since in sinces.values()]
     processes.sort(key=lambda process: _ORDER.index(process.role))
     main = next((p for p in processes if p.role == "main"), None)
@@ -185,9 +165,6 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         if page_["role"] != 1 or not workers  # what main waits for was made in a worker
         for epoch, took, item in page_["slow"]
     ]
-    latest = None
-    if now.before is not None and (earlier is None or earlier.at < now.before.at):
-        latest = summarise(replace(now, before=None), now.before)
     return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
@@ -214,15 +191,15 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         processes=tuple(processes),
         slowest=tuple(sorted(slowest, key=lambda slow: -slow.seconds)[:8]),
         reading=now,
-        latest=latest,
-        **_sums("processes", processes),
-        **_sums("present", [p for p in processes if p.role != "replaced"]),
+        **_sums(processes),
     )
 
 
-def _sums(over: str, processes: list[ProcessStats]) -> dict[str, Any]:
+def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
     """The fields of a loader that are sums over those of processes."""
-    return {name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, over)}
+    return {
+        name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, "processes")
+    }
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
@@ -238,19 +215,8 @@ def _held(process: ProcessStats | None) -> tuple[int, int]:
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
 
-def _was_gone(earlier: Reading | None, index: int) -> bool:
-    """Whether others had taken the place of a process already."""
-    return earlier is not None and index in earlier.pages and earlier.pages[index]["replaced"]
-
-
 def name_of_process(page: Page) -> str:
     """The process of a page, as statistics and messages call it."""
-    if page["replaced"]:
-        return (
-            f"worker process {page['number']}, replaced (pid {page['pid']})"
-            if page["role"] == 2
-            else (f"the dispatching process, replaced (pid {page['pid']})")
-        )
     if page["role"] == 2:
         return f"worker process {page['number']}"
     return "main" if page["role"] == 1 else "the dispatching process"
@@ -258,7 +224,7 @@ def name_of_process(page: Page) -> str:
 
 def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessStats:
     page = since.page
-    role = "replaced" if page["replaced"] else _ROLES[page["role"]]
+    role = _ROLES[page["role"]]
     seconds = since.wait("span") * _NS
     input_seconds = min(seconds, since.flow_waits(sends=False) * _NS)
     room_seconds = min(seconds, since.flow_waits(sends=True) * _NS)
@@ -266,7 +232,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
     pipes = page["pipes"]
     sent = since.flow_sum("items", sends=True)
     if role == "main":
-        ends = [(pipe, before) for pipe, before in since.pipes() if pipe["reader"] is None]  # two, if graphs take turns
+        ends = [(pipe, before) for pipe, before in since.pipes() if pipe["reader"] is None]
         sent = sum(pipe["items"] - (before["items"] if before else 0) for pipe, before in ends)
         if not ends:
             sent = since.flow_sum("items")

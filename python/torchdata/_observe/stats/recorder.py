@@ -60,8 +60,8 @@ class Recorder:
         #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, that moment, and what was kept of the last change of processes.
-        self._last: tuple[int, bool, list[Any], tuple[int, Any] | None] | None = None
+        #: The counters when the loader was shut down, and that moment.
+        self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning has said that pages of the board are damaged.
         self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
@@ -72,14 +72,12 @@ class Recorder:
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
         """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
         processes = service.engine_processes()
-        if self._counting is None or self._pid != os.getpid():
+        if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
             self._pid = os.getpid()
-        elif processes is not self._processes and self._counting is not None:
-            self._counting.board.note_change()
         self._processes = processes
         if self._counting is not None:
-            self._counting.bind(datapipe, processes is not None)
+            self._counting.bind(datapipe)
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
@@ -115,7 +113,7 @@ class Recorder:
             # board is given up: another thread may ask meanwhile.
             board = counting.board
             self._warn_of_damage(board)
-            self._last = time.monotonic_ns(), board.full, board.read(), board.read_change()
+            self._last = time.monotonic_ns(), board.full, board.read()
             self._counting = None
             answer_no_more(board, MAIN_PAGE)
             board.close_descriptor()
@@ -130,15 +128,14 @@ class Recorder:
     def reading(self) -> Reading:
         """The counters so far."""
         from torchdata._observe.stats.model import Reading
-        from torchdata._observe.stats.reading import read_board, those_before
+        from torchdata._observe.stats.reading import read_board
 
         board = self.board
         if board is not None and self._pid == os.getpid():
             self._warn_of_damage(board)
             return read_board(board)
-        at, full, read, change = self._last or (0, self.full, [], None)
-        pages = {page["page"]: page for page in read}
-        return Reading(at, full, pages, before=those_before(change, pages, full))
+        at, full, read = self._last or (0, self.full, [])
+        return Reading(at, full, {page["page"]: page for page in read})
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
         """Warns, once, if pages are left out. It raises nothing, even where warnings are errors."""
@@ -168,6 +165,4 @@ class Recorder:
         from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
-        notes = tuple(self._notes())
-        latest = None if stats.latest is None else replace(stats.latest, choices=notes)
-        return replace(stats, choices=notes, latest=latest)
+        return replace(stats, choices=tuple(self._notes()))

@@ -84,7 +84,7 @@ class ReadingServiceInterface(ABC):
 
     @abstractmethod
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Takes over the pipe graph. Called before the first epoch, and again if a service of the loader has moved.
+        """Takes over the pipe graph. Called before the first epoch.
 
         Args:
             datapipe: the last pipe of the loader's graph.
@@ -115,7 +115,7 @@ class ReadingServiceInterface(ABC):
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:  # noqa: B027 - optional
         """Sets how many items are read ahead in the main process and in each worker; None leaves a count as it is, and
-        "auto" leaves it to what the loader counts.
+        "auto" leaves it to the service.
 
         Called by `PrefetchPolicy`, before `initialize`. Services that read nothing ahead ignore it.
         """
@@ -130,21 +130,6 @@ class ReadingServiceInterface(ABC):
             workers: the number of workers with which the place was reached at which the loader goes on; None at the
                 beginning of an epoch.
         """
-
-    def moves(self) -> bool:
-        """Whether the next epoch is to run in the main process after workers, or in workers after it.
-
-        Called between two epochs, and followed by `move` if so.
-        """
-        return False
-
-    def move(self) -> bool:
-        """Lets go of the graph, so that the next epoch runs elsewhere. No signal interrupts it.
-
-        Returns:
-            Whether it has: then `initialize` gets the graph anew.
-        """
-        return False
 
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.

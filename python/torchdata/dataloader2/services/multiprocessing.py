@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 import math
 import multiprocessing
+import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torchdata._engine.workers.epochs import Children
 from torchdata._engine.workers.hangs import Survived, check_on_timeout
@@ -26,6 +26,7 @@ from torchdata.dataloader2.graph.cutting import (
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.orders import Orders
@@ -36,19 +37,12 @@ from torchdata.dataloader2.services.program import (
     refuse_functions,
     replaced_functions,
 )
-from torchdata.dataloader2.services.shifts import Ahead, Shifts
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 
-if TYPE_CHECKING:
-    from torchdata.dataloader2.services.steering import Steering
-
 __all__ = ["MultiProcessingReadingService"]
-
-#: Workers, and items that each is ahead, with which "auto" begins.
-AUTO_BEGINS_WITH, AUTO_AHEAD = 2, 4
 
 _NAME = "MultiProcessingReadingService"
 
@@ -59,31 +53,27 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
     Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn,
-    or with `in_order=False` to whoever is free. Pipes whose `is_replicable()` is False, and what reads from them, stay
+    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
+    Pipes whose `is_replicable()` is False, and what reads from them, stay
     in the main process.
 
     A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says if several workers would yield the same items
     because nothing divides them. No warning comes if `worker_init_fn` or `worker_reset_fn` may do that.
 
     Args:
-        num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2, and
-            chooses between two epochs by who has waited for whom: more if loading limits the program, as many as
-            the cores and the memory that there are permit (where work waits, up to 16 on fewer cores), fewer if
-            training does, and none, so that the main process runs the graph, if items take longer to come from workers
-            than to be made. The order of the items stays the same; if it would depend on the number, a
-            line says why, and 2 are kept. A line tells each choice, too.
+        num_workers: number of worker processes; 0 runs everything in the main process. "auto" chooses the number once,
+            when the loader starts: one less than the cores that this process may use, but at least 2 and at most 16. A
+            state saved inside an epoch determines the number instead, so that the items and their order stay the same.
+            The choice is logged in one line; `DataLoader2.diagnose` advises another number if that would be faster.
+            ValueError is raised with ranks, because all of them need the same number.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
-        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few; in
-            later epochs workers are further ahead if items take so different times that main waits for them, as far as
-            the memory budget permits.
-        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers; "auto" for
-            both counts together.
+        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it.
+        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers.
         worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the graph.
         worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
             graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
         in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
-            whatever is ready first, and has the dispatching process deal to whoever is free.
+            whatever is ready first. A dispatching process deals its items to the workers in turn in both cases.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
             hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
             copied: slower, never stuck.
@@ -119,8 +109,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self,
         num_workers: int | Literal["auto"] = 0,
         multiprocessing_context: str | None = None,
-        worker_prefetch_cnt: PrefetchCount = 10,
-        main_prefetch_cnt: PrefetchCount = 10,
+        worker_prefetch_cnt: int = 10,
+        main_prefetch_cnt: int = 10,
         worker_init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None = None,
         worker_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
         *,
@@ -147,8 +137,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 f"choose one available multiprocessing context from {methods}"
             )
         self.multiprocessing_context = multiprocessing_context
-        self.worker_prefetch_cnt = _check_count("worker_prefetch_cnt", worker_prefetch_cnt)
-        self.main_prefetch_cnt = _check_count("main_prefetch_cnt", main_prefetch_cnt)
+        self.worker_prefetch_cnt = check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
+        self.main_prefetch_cnt = check_int(_NAME, "main_prefetch_cnt", main_prefetch_cnt, least=0)
         for argument, function in (("worker_init_fn", worker_init_fn), ("worker_reset_fn", worker_reset_fn)):
             if function is not None:
                 check_callable(_NAME, argument, function)
@@ -168,16 +158,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.on_worker_exit = on_worker_exit
         check_on_timeout(_NAME, on_timeout, timeout, patience)
         self.on_timeout, self.patience = on_timeout, patience
-        self._shifts: Shifts | None = None  # the processes, once initialised
-        self._steering: Steering | None = None
-        self._begins_with = AUTO_BEGINS_WITH
+        self._children: Children | None = None  # once initialised
+        #: The choice of "auto", once made, and the number of workers of a loaded state.
+        self._choice: Choice | None = None
+        self._saved_workers: int | None = None
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
         #: Of the graph in the workers, and of that in the dispatching process.
         self._epochs = DatasetEpochs(None), DatasetEpochs(None)
-        #: Whether "auto" has the main process run the graph.
-        self._is_in_main = False
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -185,6 +174,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Cuts the graph, starts the processes and returns the part of the graph that stays in main."""
         if self._end_datapipe is not None:
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
+        if self._num_workers == "auto":
+            refuse_ranks(Graph(datapipe))
+            say(self._chosen().line)
         if self.num_workers == 0:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -201,14 +193,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         branch = graph.at(branches[0])
         self._dispatches = dispatching is not None
-        if self._shifts is None:
-            self._epochs = DatasetEpochs(branch), DatasetEpochs(dispatching)
-            self._steer(graph, branch, dispatching)
-            skipping = skipping_as_before(branch, graph)
-            apart = None if dispatching is None else skipping_as_before(dispatching, whole)
-            self._shifts = self._start(skipping.end, None if apart is None else apart.end)
+        self._epochs = DatasetEpochs(branch), DatasetEpochs(dispatching)
+        skipping = skipping_as_before(branch, graph)
+        apart = None if dispatching is None else skipping_as_before(dispatching, whole)
+        self._children = self._start(skipping.end, None if apart is None else apart.end)
         output = self._worker_output = WorkerOutput(
-            self._shifts.children,
+            self._children,
             lasts(branch, dispatching),
             self.in_order,
             names_of_lasting(branch),
@@ -218,19 +208,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._end_datapipe = end
         return end
 
-    def moves(self) -> bool:
-        """Whether "auto" has chosen the main process for the next epoch after workers, or workers after it."""
-        return self._steering is not None and self._steering.moves
-
-    def move(self) -> bool:
-        """Does what "auto" has chosen."""
-        number = None if self._steering is None else self._steering.move()
-        if number is None:
-            return False
-        self._is_in_main = number == 0
-        self._end_datapipe = self._worker_output = None
-        return True
-
     def _warn_of_copies(self, graph: Graph) -> None:
         """Warns of items that several workers would yield, unless functions of the user's may divide them."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
@@ -239,45 +216,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self.num_workers > 1 and no_functions and not replaced_functions():
             warn_of_silent_findings(graph, self.num_workers)
 
-    def _steer(self, graph: Graph, branch: Graph, dispatching: Graph | None) -> None:
-        """Has `"auto"` chosen for, if something is to be chosen."""
-        window = self.worker_prefetch_cnt == "auto" or self.main_prefetch_cnt == "auto"
-        if self._num_workers != "auto" and not window:
-            return
-        from torchdata.dataloader2.services.steering import Steering
-
-        self._steering = Steering(self, self._num_workers == "auto", window)
-        if self._steering.workers:
-            why = self._why_order_depends(graph, branch, dispatching)
-            if why is not None:
-                self._steering.keep(f"the order of the items would depend on their number: {why}")
-
-    def _why_order_depends(self, graph: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
-        from torchdata.dataloader2.state.fixed_order import why_workers_matter
-
-        if not self.in_order:
-            return "in_order=False takes whatever item is ready first"
-        for name in ("worker_init_fn", "worker_reset_fn"):
-            if getattr(self, name) is not None:
-                return f"{name} may make each worker another one"
-        if replaced_functions():
-            return f"{', '.join(replaced_functions())} may make each worker another one"
-        return why_workers_matter(graph, branch, dispatching)
-
     def _context(self) -> BaseContext:
         """What starts the processes."""
         return multiprocessing.get_context(self.multiprocessing_context)
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
-        worker, main = self.worker_prefetch_cnt, self.main_prefetch_cnt
-        chosen = AUTO_AHEAD if "auto" in (worker, main) else None
-        ahead = Ahead(10 if worker == "auto" else worker, 10 if main == "auto" else main, chosen)
-        make = partial(
-            Children,
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
+        number, worker = self.num_workers, self.worker_prefetch_cnt
+        return Children(
             self._context(),
-            program=GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
-            dispatch=None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
-            dispatch_window=ahead.window_of_dispatch(),
+            number,
+            GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
+            None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
+            window=_countable(worker - (-self.main_prefetch_cnt // number)),
+            dispatch_window=_countable(worker),
             memory_budget=self.memory_budget,
             in_order=self.in_order,
             timeout=self.timeout,
@@ -285,37 +236,27 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
             listener=Orders(),
         )
-        number, changes, most = self.num_workers, 0, 0
-        if self._steering is not None and self._steering.workers:
-            changes, most = self._steering.prepare(number)
-        return Shifts(
-            make,
-            ahead,
-            number,
-            changes=changes,
-            most=most,
-            dispatches=dispatching is not None,
-            full_stats=self._full_stats,
-        )
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes there are, or are to be; under "auto" those that there are at present, or 0."""
-        if self._shifts is not None:
-            return 0 if self._is_in_main else self._shifts.children.num_workers
-        return self._begins_with if self._num_workers == "auto" else self._num_workers
+        """How many worker processes there are, or are to be."""
+        return self._chosen().number if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
     def num_workers(self, number: int) -> None:
         self._num_workers = check_int(_NAME, "num_workers", number, least=0)
 
+    def _chosen(self) -> Choice:
+        if self._choice is None:
+            self._choice = choose_workers(self._saved_workers)
+        return self._choice
+
     # -- what the loader asks ----------------------------------------------------------------------
 
     def before_initialize(self, full_stats: bool, workers: int | None) -> None:
-        """Notes whether the time of each pipe is taken, and with how many workers "auto" begins."""
+        """Notes whether the time of each pipe is taken, and the number of workers of a loaded state."""
         self._full_stats = full_stats
-        if workers:
-            self._begins_with = workers
+        self._saved_workers, self._choice = workers, None
 
     def count_shares(self) -> Shares:
         """One share for each worker, if no function of the user's may change the graph there."""
@@ -329,22 +270,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
-        """The choices of "auto"."""
-        return () if self._steering is None else self._steering.choices
+        """The choice of "auto"."""
+        return () if self._choice is None else (self._choice.line,)
 
     def engine_processes(self) -> Children | None:
         """The processes that are at work, once initialised."""
-        return None if self._is_in_main else self._children
-
-    @property
-    def _children(self) -> Children | None:
-        """The processes that are at work, once initialised."""
-        return None if self._shifts is None else self._shifts.children
+        return self._children
 
     def _running(self) -> Children:
         self._main_graph()
-        assert self._shifts is not None
-        return self._shifts.children
+        assert self._children is not None
+        return self._children
 
     # -- epochs ------------------------------------------------------------------------------------
 
@@ -354,8 +290,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Seeds the pipes in main and starts the epoch in all processes."""
         end = self._initialised()
         set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch is not to depend on what is drawn
-        if self._steering is not None:
-            self._steer_epoch(self._steering, self._worker_output, iter_reset_fn)
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
             # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
@@ -367,39 +301,32 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         return None
 
-    @staticmethod
-    def _steer_epoch(steering: Steering, output: WorkerOutput | None, iter_reset_fn: ResetFn | None) -> None:
-        if iter_reset_fn is not None:
-            steering.keep("the reset function of another reading service may make each worker another one")
-        steering.begin_epoch(output)
-
     def finalize_iteration(self) -> None:
         """Ends the epoch: nobody runs ahead for it any more."""
-        if self._shifts is not None and not self._is_in_main:
-            self._shifts.children.collector.stop()
+        if self._children is not None:
+            self._children.collector.stop()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start."""
-        if self._shifts is not None:
+        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start. "auto" changes nothing."""
+        if self._children is not None:
             raise RuntimeError("prefetch counts are set before the workers start")
-        if main is not None:
-            self.main_prefetch_cnt = _check_count("main", main)
-        if worker is not None:
-            self.worker_prefetch_cnt = _check_count("worker", worker)
+        if main is not None and main != "auto":
+            self.main_prefetch_cnt = check_int(_NAME, "main", main, least=0)
+        if worker is not None and worker != "auto":
+            self.worker_prefetch_cnt = check_int(_NAME, "worker", worker, least=0)
 
     def finalize(self) -> None:
         """Ends all processes; bounded and idempotent."""
-        shifts: Shifts | None = getattr(self, "_shifts", None)
-        if shifts is not None:
-            shifts.shutdown()
+        children: Children | None = getattr(self, "_children", None)
+        if children is not None:
+            children.shutdown()
 
     # -- pausing -----------------------------------------------------------------------------------
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
         """Halts prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
         pause_pipes(self._main_graph())
-        if not self._is_in_main:
-            self._running().collector.pause()
+        self._running().collector.pause()
         if pause_fn is not None:
             self._call(pause_fn)
 
@@ -408,8 +335,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         end = self._main_graph()
         if resume_fn is not None:
             self._call(resume_fn)
-        if not self._is_in_main:
-            self._running().collector.resume()
+        self._running().collector.resume()
         resume_pipes(end)
 
     def _limit(
@@ -417,22 +343,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> None:
         """Applies `limit_fn` to the graphs of all processes; the loader itself counts what it hands out."""
         if limit_fn is not None:
-            if not self._is_in_main:
-                self._call(_Limit(limit_fn, num_batches if self._dispatches else None))
+            self._call(_Limit(limit_fn, num_batches if self._dispatches else None))
             limit_fn(self._initialised(), num_batches)
 
     def _call(self, function: Callable[[DataPipe], object]) -> None:
         """Applies a function to the graph of each process."""
-        if self._steering is not None:
-            self._steering.keep("a function was applied to their graphs, which others would not have")
-        if self._is_in_main:
-            function(self._initialised())
-        else:
-            self._running().call(function)
+        self._running().call(function)
 
     def _main_graph(self) -> DataPipe:
         end = self._initialised()
-        if self._worker_output is None and not self._is_in_main:
+        if self._worker_output is None:
             raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
         return end
 
@@ -442,7 +362,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self._end_datapipe
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._shifts is not None:
+        if self._children is not None:
             raise TypeError("a MultiProcessingReadingService with running workers can be neither pickled nor copied")
         return self.__dict__
 
@@ -466,5 +386,6 @@ class _Limit:
         return hash((type(self), id(getattr(self.limit_fn, "__func__", self.limit_fn))))
 
 
-def _check_count(argument: str, count: Any) -> PrefetchCount:
-    return "auto" if count == "auto" else check_int(_NAME, argument, count, least=0)
+def _countable(items: int) -> int:
+    """A window: at least one item, and at most as many as the engine can count."""
+    return min(max(1, items), sys.maxsize)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchdata._engine.workers.epochs import Children
 from torchdata._optional import require
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo
-from torchdata.dataloader2.services.shifts import Shifts
 from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["RayReadingService"]
@@ -120,7 +120,7 @@ class RayReadingService(MultiProcessingReadingService):
         require("ray", extra="ray", needed_by=_NAME)
         self._cluster: Any = None
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
         from torchdata._engine.remote.cluster import Cluster
         from torchdata.dataloader2.linter import warn_of_local_paths
 

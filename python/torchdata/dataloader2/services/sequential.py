@@ -170,15 +170,6 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in self._contracts:
             service.before_initialize(full_stats, workers)
 
-    def moves(self) -> bool:
-        """Whether one of the services is to move."""
-        return any(service.moves() for service in self._contracts)
-
-    def move(self) -> bool:
-        """Has those move that are to. All get the graph anew then, in their order."""
-        moved = [service.move() for service in self._contracts if service.moves()]
-        return any(moved)
-
     def count_shares(self) -> Shares:
         """The shares of all services: each rank has its workers."""
         workers, ranks = 0, None

@@ -14,7 +14,7 @@ from torchdata._engine.snapshots import Resumption
 from torchdata._engine.workers.epochs import Children, Place
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
-from torchdata.dataloader2.state.places import accounts_in, kept_in, owners_in, plain, resumptions, why_unsaved
+from torchdata.dataloader2.state.places import accounts_in, kept_in, plain, resumptions, why_unsaved
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Run", "WorkerOutput"]
@@ -99,11 +99,6 @@ class WorkerOutput(IterDataPipe[Any]):
             ValueError: it was reached with other processes.
         """
         resumptions(place, self._children.num_workers, self._children.dispatches, strict)
-        if owners_in(place) is not None and not self._children.deals_freely:
-            raise ValueError(
-                "this state was saved with in_order=False, so the dispatching process had dealt items to whoever was "
-                "free: give the reading service in_order=False, or save a state between two epochs"
-            )
         self._place = place, strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
@@ -206,16 +201,6 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether nothing has begun to read the epoch that runs in the workers."""
         return self._fresh
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the next epoch is one that goes on at a place."""
-        return self._place is not None
-
-    def read_from(self, children: Children) -> None:
-        """Lets other processes run the epochs from now on; nobody reads meanwhile."""
-        children.collector.follow_as(self._children.collector)
-        self.run = Run(children, iter(()))
-
     def __iter__(self) -> Iterator[Any]:
         if self.is_between_epochs:
             return iter(())
@@ -243,7 +228,7 @@ def _go_on(
 ) -> None:
     """Starts an epoch at a place."""
     starts = resumptions(place, children.num_workers, children.dispatches, strict)
-    left = Place(accounts_in(place), place["turn"], starts, kept_in(place), owners_in(place))
+    left = Place(accounts_in(place), place["turn"], starts, kept_in(place))
     children.start_epoch(commands, _resume_of(children, in_order, place.get("base"), strict), place=left)
 
 
@@ -263,6 +248,6 @@ def _resume(
     received: Received,
 ) -> list[Resumption | None]:
     """From what was received of the workers, where each child goes on."""
-    places, dealt, owners = received
-    place = plain((places, 0, dealt, owners), dispatches, in_order, base)
+    places, dealt = received
+    place = plain((places, 0, dealt), dispatches, in_order, base)
     return resumptions(place, num_workers, dispatches, strict)

@@ -29,7 +29,7 @@ from torchdata.dataloader2.state.dividing import (
     items_before,
     required_division,
 )
-from torchdata.dataloader2.state.places import base_of, lasts, owners_in
+from torchdata.dataloader2.state.places import base_of, lasts
 from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.hooks import reads_per_item
@@ -58,7 +58,7 @@ class Shape:
     rank: int = 0
 
     def __str__(self) -> str:
-        workers = f"{self.workers} workers" if self.workers else "no workers"
+        workers = "no workers" if not self.workers else "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return f"{self.ranks} ranks of {workers}" if self.ranks > 1 else workers
 
 
@@ -91,7 +91,7 @@ def divided_anew(
     Raises:
         ValueError: something in the pipeline forbids it; the message says what.
     """
-    change = f"this state was saved inside an epoch with {old}, and now there are {new}. "
+    change = f"this state was saved inside an epoch with {old}, and this loader has {new}. "
     try:
         whole = Graph(graph)
         if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
@@ -101,11 +101,6 @@ def divided_anew(
         if old.dispatches != new.dispatches:
             had, has = ("a", "no") if old.dispatches else ("no", "a")
             raise ValueError(f"It had {had} dispatching process, but this pipeline has {has} one")
-        if any(owners_in(place["workers"] or {}) is not None for place in places.values()):
-            raise ValueError(
-                "With in_order=False the dispatching process dealt items to whoever was free, and which of them were "
-                f"given is known for these processes alone. {_WAYS}"
-            )
         return _Changing(places, old, new, _parts_of(whole, bool(new.workers))).place()
     except ValueError as error:
         raise ValueError(change + str(error)[:1].upper() + str(error)[1:]) from None
@@ -185,8 +180,6 @@ def _run_by(place: dict[str, Any], new: Shape) -> dict[str, Any]:
     saved = place["workers"] or {"dispatches": new.dispatches, "in_order": True}
     worker = {"given": (0, 0), "snapshot": None}
     workers = {**saved, "workers": [worker] * new.workers, "turn": 0, "dispatching": None}
-    if owners_in(workers) is not None:
-        workers["owners"] = (0, b"")
     return {"workers": workers, "in_main": False}
 
 

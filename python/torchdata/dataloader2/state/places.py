@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata._engine.snapshots import Account, Kept, KeptDealt, KeptOwners, Resumption, is_sealed, reason_in
-from torchdata._native import check_owners
+from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
@@ -24,7 +23,6 @@ __all__ = [
     "kept_in",
     "lasts",
     "names_of_lasting",
-    "owners_in",
     "plain",
     "resumptions",
     "why_unsaved",
@@ -36,15 +34,12 @@ _ALL = 1 << 62
 #: More items than anybody has given.
 _MOST = 1 << 46
 
-#: More items than can be remembered as dealt to whoever was free.
-_MOST_OWNERS = 1 << 24
-
 #: Seeds, which each epoch gets anew.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def plain(
-    found: tuple[Any, int, Any, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
+    found: tuple[Any, int, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The content of the engine's books in the form that a state has.
 
@@ -54,7 +49,7 @@ def plain(
         in_order: whether main takes items in strict turn.
         base: where the items were shared anew in this epoch, if they were.
     """
-    places, turn, dealt, owners = found
+    places, turn, dealt = found
     workers = [
         {"given": given, "snapshot": None if snapshot and reason_in(snapshot[3]) else snapshot}
         for given, snapshot in places
@@ -67,13 +62,12 @@ def plain(
         "dispatching": dealt,
         "in_order": in_order,
         **({} if base is None else {"base": base}),
-        **({} if owners is None else {"owners": owners}),
     }
 
 
-def why_unsaved(found: tuple[Any, int, Any, Any]) -> str | None:
+def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
     """Why a process could make no snapshot, if what the engine's books say holds that."""
-    places, _, dealt, _ = found
+    places, _, dealt = found
     contents = [snapshot[3] for _, snapshot in places if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
@@ -87,12 +81,6 @@ def kept_in(place: dict[str, Any]) -> tuple[list[Kept | None], KeptDealt | None]
     """The snapshots, as the engine's books take them."""
     snapshots = [worker["snapshot"] for worker in place["workers"]]
     return [snapshot and _kept(snapshot) for snapshot in snapshots], _kept_dealt(place["dispatching"])
-
-
-def owners_in(place: dict[str, Any]) -> KeptOwners | None:
-    """To whom items were dealt; None if they were dealt in turn."""
-    owners = place.get("owners")
-    return None if owners is None else (owners[0], owners[1])
 
 
 def _kept(snapshot: Any) -> Kept:
@@ -118,7 +106,8 @@ def check_place(place: Any) -> None:
         dealt = place["dispatching"]
         if dealt is not None:
             _check_dealt(dealt, len(workers))
-        _check_owners(place)
+        if "owners" in place:
+            raise ValueError("its items were dealt out of turn")
         flags = place["dispatches"], place["in_order"]
         if type(place["turn"]) is not int or not 0 <= place["turn"] < len(workers) or set(map(type, flags)) != {bool}:
             raise ValueError(f"it is the turn of worker {place['turn']!r} of {len(workers)}, with {flags!r}")
@@ -145,21 +134,6 @@ def _check_dealt(dealt: Any, workers: int) -> None:
         _check_account(account, "the dispatching process")
     if type(dealt_pass) is not int or not 0 <= dealt_pass < _MOST or len(accounts) != workers or not is_sealed(content):
         raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
-
-
-def _check_owners(place: dict[str, Any]) -> None:
-    """Raises ValueError if this does not say to whom items were dealt from the dispatching process's snapshot on."""
-    owners = place.get("owners")
-    if owners is None:
-        return
-    since, entries = owners
-    dealt = place["dispatching"]
-    position = 0 if dealt is None else sum(items for items, _ in dealt[1])
-    if type(since) is not int or not 0 <= since <= position or type(entries) is not bytes or not place["dispatches"]:
-        raise ValueError(f"items were dealt from {since!r} on, and the dispatching process was at {position}")
-    if len(entries) >= 2 * _MOST_OWNERS:
-        raise ValueError(f"{len(entries) // 2} items were dealt, which is more than can be remembered")
-    check_owners(entries, len(place["workers"]))
 
 
 def _check_account(account: Any, whose: str) -> None:
@@ -235,14 +209,13 @@ def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, stric
         children.append(Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share))
     if dispatches:
         goes_on = dealt or (1, [(0, 0)] * len(shares), begin)
-        children.append(_of_dispatching(goes_on, shares, owners_in(place), strict))
+        children.append(_of_dispatching(goes_on, shares, strict))
     return children
 
 
 def _of_dispatching(
     dealt: tuple[int, list[Account], bytes | None],
     shares: list[tuple[int, Account]],
-    owners: KeptOwners | None,
     strict: bool,
 ) -> Resumption:
     _, accounts, content = dealt
@@ -252,7 +225,7 @@ def _of_dispatching(
         again = _ALL if whole else read - account[0]
         starts.append((account, again, checksum if strict and not whole else None))
     turn = sum(items for items, _ in accounts) % len(accounts)
-    return Resumption(content, starts, turn=turn, owners=owners)
+    return Resumption(content, starts, turn=turn)
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:

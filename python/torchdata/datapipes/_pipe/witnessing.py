@@ -1,5 +1,7 @@
 """Samples of what a `sharding_filter` reads, as evidence that all workers read the same order.
 
+`StatefulDataLoader` samples a stream in the same way, as evidence that the stream repeats itself after a resume.
+
 Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
 overlap and items are lost. So the filter notes checksums of some items with their positions, and the loader compares
 those of its workers. Runs in workers, in the thread that reads the filter. The sampled positions are the same in all
@@ -18,7 +20,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["Note", "Watch", "Witness", "current", "next_sample", "sample_behind"]
+__all__ = ["Note", "Watch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
 #: Samples of one filter in one epoch, at most.
 _MOST_SAMPLES = 1 << 13
@@ -69,9 +71,8 @@ class Watch:
 
     def add(self, position: int, item: Any) -> None:
         """Notes an item, unless its checksum could differ from process to process."""
-        try:
-            checksum = crc32(marshal.dumps(_plain(item), 2))
-        except Exception:  # no error of a reader of the source
+        checksum = checksum_of(item)
+        if checksum is None:
             return
         if checksum in self._seen or len(self._seen) >= _MOST_SAMPLES:
             self.is_full = True
@@ -116,6 +117,19 @@ class Witness:
         """The notes of all filters since the last call; None if there are none."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
+
+
+def checksum_of(item: Any, before: int = 0) -> int | None:
+    """The checksum of an item; None if it could differ from process to process.
+
+    Args:
+        item: the item.
+        before: the checksum of the items before it, if that of all of them is wanted.
+    """
+    try:
+        return crc32(marshal.dumps(_plain(item), 2), before)
+    except Exception:  # no error of a reader of the source
+        return None
 
 
 def next_sample(position: int) -> int:

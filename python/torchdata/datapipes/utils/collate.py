@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from torchdata._reporting import add_note
 
-__all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
+__all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "note_remedy", "stacked_tensors"]
 
 #: Kinds of NumPy types that torch has tensors for.
 _TENSOR_KINDS = "biufc"
@@ -49,14 +49,18 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     try:
         return _collated(batch, to)
     except Exception as error:
-        remedy = _remedy(batch)
-        if remedy is not None:
-            add_note(error, remedy)
+        note_remedy(error, batch)
         raise
 
 
+def note_remedy(error: Exception, batch: Any) -> None:
+    """Notes what to change so that a batch can be collated at which `error` was raised, if that can be seen."""
+    remedy = _remedy(batch)
+    if remedy is not None:
+        add_note(error, remedy)
+
+
 def _remedy(batch: Any) -> str | None:
-    """Returns what to change so that a batch that could not be collated can be; None if that is not known."""
     if not isinstance(batch, Sequence):
         return f"collate() joins the items of a batch, but got {type(batch).__name__}: write .batch(n) before it."
     if any(isinstance(item, Mapping) for item in batch):

@@ -1,5 +1,4 @@
-//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer. Beside
-//! the links of a dispatching process, the record of what it deals freely.
+//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer.
 
 pub mod cursor;
 
@@ -10,7 +9,6 @@ pub mod carrier;
 #[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
-pub mod dealing_record;
 #[cfg(not(loom))]
 mod ends;
 #[cfg(not(loom))]

@@ -242,15 +242,6 @@ impl<S> Books<S> {
         self.dealt.iter().rev().find(is_before)
     }
 
-    /// How many items were dealt before the oldest place of the dispatching process that a state may name, in the first
-    /// pass.
-    pub fn oldest_dealt(&self) -> u64 {
-        let begun = self.peers.iter().all(|peer| peer.begun);
-        let oldest = self.oldest_shares();
-        let passed = |dealt: &&Dealt<S>| (0..oldest.len()).all(|worker| dealt.is_behind(worker, oldest[worker]));
-        self.dealt.front().filter(passed).filter(|_| begun).map_or(0, Dealt::items)
-    }
-
     /// By peer, the share at its oldest snapshot.
     fn oldest_shares(&self) -> Vec<Share> {
         let share = |peer: &Peer<S>| peer.snapshots.front().map_or(Share::default(), |one| one.share);
@@ -375,12 +366,10 @@ mod tests {
         assert_eq!(books.dealt_before(&[share(8), share(6)]).map(|dealt| dealt.content), Some(7));
         assert_eq!(books.dealt_before(&[share(8), share(5)]).map(|dealt| dealt.content), Some(5));
         assert_eq!(books.dealt_before(&[share(0), share(5)]).map(|dealt| dealt.content), None);
-        assert_eq!(books.oldest_dealt(), 0, "workers without a snapshot go on from the beginning");
         books.deliver(0, 0, |_| Some(0));
         books.deliver(1, 0, |_| Some(0));
         books.keep(0, snapshot(1, 8), Some(0));
         books.keep(1, snapshot(1, 8), Some(0));
-        assert_eq!(books.oldest_dealt(), 0, "a state of before the first item begins there");
         for item in 0..80 {
             books.deliver(0, item, |_| Some(0));
             books.deliver(1, item, |_| Some(0));
@@ -389,7 +378,6 @@ mod tests {
         books.keep_dealt(Dealt { pass: 2, accounts: vec![account(1), account(0)], content: 11 });
         let kept: Vec<u64> = books.dealt.iter().map(|dealt| dealt.content).collect();
         assert_eq!(kept, [7, 9, 11]);
-        assert_eq!(books.oldest_dealt(), 13);
     }
 
     #[test]

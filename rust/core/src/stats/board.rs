@@ -167,22 +167,6 @@ impl Board {
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
-
-    /// Main's page as it was at the last change.
-    pub(super) fn main_then(self: &Arc<Self>) -> PageRef {
-        PageRef { board: Arc::clone(self), index: self.config.pages as usize }
-    }
-
-    /// Notes that others take the workers' place from now on, and keeps what main has counted until then. To be called
-    /// by main.
-    pub fn note_change(self: &Arc<Self>) {
-        let Some(main) = self.page(0) else { return };
-        let (now, then) = (main.words(), self.main_then());
-        self.header().change.change(|| {
-            now.iter().zip(then.words()).for_each(|(now, then)| then.store(now.load(Relaxed), Relaxed));
-            self.header().changed.store(nanoseconds(), Relaxed);
-        });
-    }
 }
 
 /// A page of a board that it keeps mapped. Only the process of that page may call what writes.
@@ -302,11 +286,6 @@ impl PageRef {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; who sees a signal may send it.
         self.header().signal.store(signal, Ordering::Release);
-    }
-
-    /// Notes that others have taken the process's place for good. Its counts stay. To be called by main.
-    pub fn set_replaced(&self) {
-        self.header().replaced.store(1, Relaxed);
     }
 
     /// Counts a state that was sent.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// Changes whenever the layout does.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Room for the header of a board, and the unit in which pages are measured.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// Slow items that are remembered for each process.
@@ -55,7 +55,7 @@ impl BoardConfig {
     }
 
     pub(super) fn total(self) -> usize {
-        MEMORY_PAGE + (self.pages as usize + 1) * self.page_len()
+        MEMORY_PAGE + self.pages as usize * self.page_len()
     }
 
     pub(super) fn is_sensible(self) -> bool {
@@ -68,8 +68,7 @@ impl BoardConfig {
     }
 }
 
-/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last. The change of
-/// workers comes later.
+/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -84,10 +83,6 @@ pub(super) struct BoardHeader {
     pub main: AtomicU32,
     /// When it was made.
     pub made: AtomicU64,
-    /// Guards the time of the change, and main's page as it was then.
-    pub change: Sequence,
-    /// When other workers took the place of those before, or main itself did; 0: never.
-    pub changed: AtomicU64,
 }
 
 /// A sequence number that is odd while what it guards is changed by its only writer.
@@ -348,10 +343,8 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     /// Calls of the last pipe that were timed for that.
     pub inside_samples: AtomicU64,
-    /// Whether others have taken the place of the process for good. Written by main, which has commanded it.
-    pub replaced: AtomicU32,
     /// Of a process of another machine, whose page main writes: whether it has ended. So are the next ones and the last.
-    pub gone: AtomicU32,
+    pub gone: AtomicU64,
     /// When its counters came last; 0: it is of this machine.
     pub heard: AtomicU64,
     /// Nanoseconds that its threads ran, that they were ready to and did not, and that it has lived, as of then.
@@ -383,7 +376,7 @@ const _: () = {
     assert!(std::mem::offset_of!(PipeRecord, label) == 64);
     assert!(std::mem::offset_of!(Flow, wait) == 64);
     assert!(std::mem::offset_of!(PageHeader, idle) == 128);
-    assert!(std::mem::offset_of!(PageHeader, replaced) == 72);
+    assert!(std::mem::offset_of!(PageHeader, gone) == 72);
     assert!(std::mem::offset_of!(PageHeader, slow) == 320);
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };

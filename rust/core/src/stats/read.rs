@@ -88,15 +88,6 @@ impl Board {
     fn pages(self: &Arc<Self>) -> impl Iterator<Item = PageRef> + '_ {
         (0..self.config().pages as usize).filter_map(|index| self.page(index))
     }
-
-    /// When others took the workers' place last, and main's page as it was then; None if nobody did, or that page is
-    /// damaged.
-    pub fn read_change(self: &Arc<Self>) -> Option<(u64, Value)> {
-        let read = || (self.header().changed.load(Relaxed), self.main_then().read_as(0));
-        let (changed, page) = self.header().change.read(read);
-        let page = if changed == 0 { None } else { page.ok().flatten() };
-        page.map(|page| (changed, page))
-    }
 }
 
 impl PageRef {
@@ -134,7 +125,7 @@ impl PageRef {
         Ok(Some(fields!(
             header: page = shown as u64, role = role, pid = pid, number = number, began = began, epoch, current,
             signal = signal, stack, restarts, snapshots, inside, inside_samples,
-            replaced = header.replaced.load(Relaxed) != 0, gone = header.gone.load(Relaxed) != 0, heard, ran, stood, lived,
+            gone = header.gone.load(Relaxed) != 0, heard, ran, stood, lived,
             carried, frames, full_frames, place = read_text(&header.place), all_pipes, idle = wait(&header.idle),
             first = wait(&header.first), span = wait(&header.span), slow = slowest(&header.slow),
             flows = used.map(flow).collect::<Vec<_>>(), pipes = pipes.map(pipe).collect::<Vec<_>>(),
@@ -226,31 +217,6 @@ mod tests {
         page.header().role.store(77, Relaxed);
         assert!(damage().contains("what no process of a loader does"));
         assert!(board.read().is_empty());
-    }
-
-    #[test]
-    fn the_last_change_keeps_what_main_had_counted_until_then() {
-        let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
-        assert!(board.read_change().is_none());
-        let main = board.page(0).unwrap();
-        main.adopt(Role::Main, 0);
-        let pipe = main.pipe(0, None, 0, 0, ["Mapper", ""]).unwrap();
-        main.set_pipes(1);
-        let mut then = 0;
-        for items in [5, 8] {
-            pipe.record().yielded.store(items, Relaxed);
-            board.note_change();
-            pipe.record().yielded.store(items + 1, Relaxed);
-            let (at, page) = board.read_change().unwrap();
-            assert!(at > then);
-            assert_eq!(field(&page, "page"), &Value::Number(0));
-            assert_eq!(field(&page, "role"), &Value::Number(Role::Main as u64));
-            let Value::List(pipes) = field(&page, "pipes") else { panic!("a page has a list of pipes") };
-            assert_eq!(field(&pipes[0], "items"), &Value::Number(items));
-            assert_eq!(field(&pipes[0], "label"), &Value::Text("Mapper".to_owned()));
-            then = at;
-        }
-        assert_eq!(board.read().len(), 1, "it is no process's page");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::process::board::BellRef;
-use torchdata_core::protocol::{Account, Owners, Stream};
+use torchdata_core::protocol::{Account, Stream};
 use torchdata_core::sync::exclusive::{Exclusive, Held};
 
 use super::owning::OwningProcess;
@@ -33,8 +33,6 @@ pub struct Start {
     pub turn: Option<usize>,
     /// Passes that were read of what is dispatched.
     pub passed: u32,
-    /// The readers of freely dealt items; None if they are dealt in turn.
-    pub owners: Option<Owners>,
 }
 
 impl Access {
@@ -99,13 +97,12 @@ impl Access {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
         let reader = &mut *held;
-        let (Start { accounts, turn, passed, owners }, peers) = (start, reader.peers.len());
+        let (Start { accounts, turn, passed }, peers) = (start, reader.peers.len());
         if turn.is_some_and(|turn| turn >= peers) {
             return Err(PyValueError::new_err(format!("there are {peers} peers, and the turn is none's")));
         }
         self.signs.paused.store(false, Relaxed);
         reader.begin_epoch(window);
-        reader.progress.owners.with(py, |known| known.begin(epoch, owners));
         if self.on_demand {
             reader.stream = Stream::new(epoch, passed);
             self.signs.pass.store(u64::from(passed), Relaxed);
@@ -128,13 +125,6 @@ impl Access {
         let mut held = self.hold_once_left(py)?;
         held.peers.all_mut().iter_mut().for_each(|peer| peer.consumer.finish(epoch));
         Ok(())
-    }
-
-    /// Lets each peer be `window` items ahead. False, and nothing has changed, while another thread reads.
-    pub fn set_window(&self, window: u64) -> bool {
-        let Some(mut held) = self.try_hold() else { return false };
-        held.peers.set_window(window, self.owner.is_this());
-        true
     }
 
     /// Lets nobody be ahead any further, or lets all again.

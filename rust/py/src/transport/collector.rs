@@ -15,8 +15,7 @@ use torchdata_core::protocol::{Books, Stream};
 use super::access::{Access, Start};
 use super::clock::Clock;
 use super::interrupt::Interrupt;
-use super::known_owners::{KeptOwners, KnownOwners, unkept_owners};
-use super::links::{PyBellBoard, PyDealingRecord, PyLink, bell};
+use super::links::{PyBellBoard, PyLink, bell};
 use super::peers::Peers;
 use super::progress::Given;
 use super::reader::{Reader, Row};
@@ -39,7 +38,6 @@ pub struct Collector {
     access: Access,
     /// The reader's books, found whole at any time.
     books: Arc<GilCell<Books<Content>>>,
-    owners: Arc<GilCell<KnownOwners>>,
     pub(super) relay: Arc<Relay>,
 }
 
@@ -80,9 +78,9 @@ impl Collector {
         let own = bell(board, own)?;
         let clock = Clock::new(timeout.map(duration), name);
         let reader = Reader::new(Peers::new(consumers), in_order, clock, own.clone(), on_error);
-        let (books, owners) = (Arc::clone(&reader.progress.books), Arc::clone(&reader.progress.owners));
+        let books = Arc::clone(&reader.progress.books);
         let relay = Arc::clone(&reader.progress.relay);
-        Ok(Self { access: Access::new(reader, own, on_demand), books, owners, relay })
+        Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
     /// Watches processes, each by its number or by a descriptor that becomes readable when it ends: when one has ended
@@ -185,10 +183,8 @@ impl Collector {
     /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
     ///
     /// `starts` are the places of an earlier run of the epoch, by peer; `turn` is the peer of the next item; `passed` is
-    /// the number of passes over the dispatched items that were read. `owners` are the readers of the items that an earlier
-    /// run has dealt, where they are dealt freely; None where they are dealt in turn.
-    #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0, owners = None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
+    /// the number of passes over the dispatched items that were read.
+    #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
         py: Python<'_>,
@@ -197,18 +193,9 @@ impl Collector {
         starts: Option<Vec<Entry>>,
         turn: Option<usize>,
         passed: u32,
-        owners: Option<KeptOwners>,
     ) -> PyResult<()> {
-        let owners = owners
-            .map(|owners| unkept_owners(py, owners, self.owners.with(py, |known| known.readers())))
-            .transpose()?;
         let accounts = starts.unwrap_or_default().into_iter().map(account).collect();
-        self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed, owners })
-    }
-
-    /// Reads in that record to which of the peers dispatched items were dealt freely.
-    fn follow_dealing(&self, py: Python<'_>, record: &Bound<'_, PyDealingRecord>) {
-        self.owners.with(py, |owners| owners.follow(Arc::clone(&record.get().0)));
+        self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
     /// Takes the number of items that the user was given from `delivery`; None: nobody knows it.
@@ -218,16 +205,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes that number from the delivery of `other`, whose place this one takes.
-    fn follow_as(&self, other: &Self) -> PyResult<()> {
-        let given = other.access.hold()?.progress.given.clone();
-        self.access.hold()?.progress.given = given;
-        Ok(())
-    }
-
     /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
-    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits; the readers
-    /// of the items that it has dealt since, if it deals freely). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
+    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
     /// deliveries is too late for `delivered`.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
@@ -235,13 +214,12 @@ impl Collector {
         &self,
         py: Python<'_>,
         delivered: Option<u64>,
-    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>, Option<KeptOwners>)>> {
+    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)>> {
         self.books.with(py, |books| {
             let back = delivered.map_or(Some(0), |delivered| books.total().checked_sub(delivered));
             let Some((places, turn)) = back.and_then(|back| books.places(back)) else { return Ok(None) };
-            let (places, dealt, owners) =
-                self.owners.with(py, |owners| kept_places(py, books, &places, owners, false))?;
-            Ok(Some((places, turn, dealt, owners)))
+            let (places, dealt) = kept_places(py, books, &places);
+            Ok(Some((places, turn, dealt)))
         })
     }
 
@@ -283,11 +261,6 @@ impl Collector {
     /// Tells the peers that no more of this epoch is wanted, whether or not it was read.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
-    }
-
-    /// Lets each peer run `window` items ahead from now on. False, and nothing has changed, while another thread reads.
-    fn set_window(&self, window: u64) -> bool {
-        self.access.set_window(window)
     }
 
     /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads,

@@ -1,11 +1,10 @@
-//! Links, bells and the record of dealt items as Python objects.
+//! Links and bells as Python objects.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use torchdata_core::link::dealing_record::DealingRecord;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::process::region::{self, Region};
@@ -97,46 +96,16 @@ impl PyBellBoard {
     }
 }
 
-/// The record of the items that a dispatching process deals freely: it writes there, and main reads.
-#[pyclass(frozen, name = "DealingRecord", module = "torchdata._native")]
-pub struct PyDealingRecord(pub Arc<DealingRecord>);
-
-#[pymethods]
-impl PyDealingRecord {
-    #[new]
-    fn new() -> PyResult<Self> {
-        DealingRecord::create().map(Self).map_err(errors::open)
-    }
-
-    /// Maps the record behind a descriptor, which is closed.
-    #[staticmethod]
-    fn attach(fd: i32) -> PyResult<Self> {
-        DealingRecord::attach(take_fd(fd)?).map(Self).map_err(errors::open)
-    }
-
-    /// The descriptor behind the record, to be passed to another process; -1 once it was closed.
-    fn fileno(&self) -> i32 {
-        if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
-    }
-
-    /// Closes the descriptor once all who should map the record have it.
-    fn close_descriptor(&self) {
-        self.0.region().close();
-    }
-}
-
 /// In a forked child, before it starts threads: drops all shared memory of its parent but what is given or in use.
 #[pyfunction]
-#[pyo3(signature = (links, bells, stats = None, record = None))]
+#[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(
     links: Vec<Bound<'_, PyLink>>,
     bells: &Bound<'_, PyBellBoard>,
     stats: Option<&Bound<'_, PyStatsBoard>>,
-    record: Option<&Bound<'_, PyDealingRecord>>,
 ) {
     let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
     own.push(bells.get().0.region());
     own.extend(stats.map(|board| board.get().0.region()));
-    own.extend(record.map(|record| record.get().0.region()));
     region::drop_inherited(&own);
 }

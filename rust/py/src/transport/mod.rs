@@ -6,7 +6,6 @@ mod clock;
 pub mod collector;
 mod interrupt;
 mod kinds;
-pub mod known_owners;
 pub mod links;
 mod meters;
 mod outlet;

@@ -11,11 +11,10 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::arena::Arena;
-use torchdata_core::link::dealing_record::RecordWriter;
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{OPAQUE, Probe, sampled_len};
 use torchdata_core::process::board::BellRef;
-use torchdata_core::protocol::{Deal, DealEntry, Dealing, Owners, Permit, Reader, Stream};
+use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 use torchdata_core::stats::{PageRef, WaitRef};
 
 use super::kinds as kind;
@@ -43,8 +42,6 @@ pub(super) struct Outlet {
     /// Theirs, in the same order: looked after while a producer waits.
     arenas: Vec<Arc<Arena>>,
     pub dealing: Dealing,
-    /// Where readers of freely dealt items are recorded; None if all are dealt in turn.
-    pub record: Option<RecordWriter>,
     pub own: BellRef,
     /// The control link: what waits there interrupts the pump.
     pub control: Option<Probe>,
@@ -116,7 +113,6 @@ impl Outlet {
             owner: OwningProcess::this(),
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
             dealing: Dealing::new(producers.len()),
-            record: None,
             producers,
             own,
             control,
@@ -142,32 +138,10 @@ impl Outlet {
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
-    /// Deals the items of an epoch freely, behind so many of its first pass. False if the owners of an earlier run are
-    /// more than can be recorded, or if nothing is.
-    pub fn deal_freely(&mut self, epoch: u32, owners: &Owners, position: u64) -> bool {
-        self.dealing.begin_freely(owners, position);
-        self.record.as_mut().is_some_and(|record| record.begin(epoch, owners))
-    }
-
     /// Begins the next pass.
     pub fn begin_next(&mut self) {
         self.begin(self.producers[0].stream().next_pass());
-        let owner = self.dealing.begin_next();
-        self.note(owner);
-    }
-
-    /// Records what is to be.
-    fn note(&mut self, owner: Option<DealEntry>) {
-        if let (Some(owner), Some(record)) = (owner, &mut self.record) {
-            record.push(owner);
-        }
-    }
-
-    /// Notes that the item was made that was asked for, before it is sent.
-    #[inline]
-    pub fn made(&mut self, deal: Deal) {
-        let owner = self.dealing.made(deal);
-        self.note(owner);
+        self.dealing.begin();
     }
 
     /// The epoch of which a worker still makes items again. Calls wait meanwhile: to main those items were made before.
@@ -186,10 +160,6 @@ impl Outlet {
                 self.flush();
                 return Ok(None);
             }
-            if self.dealing.records() && self.record.as_mut().is_some_and(RecordWriter::is_full) {
-                let owner = self.dealing.cease_recording();
-                self.note(Some(owner));
-            }
             let Self { dealing, producers, .. } = self;
             let mut damage = None;
             let deal = dealing.next(|reader| match producers[reader].permit() {
@@ -202,20 +172,11 @@ impl Outlet {
             if let Some(error) = damage {
                 return Err(errors::corrupted(error));
             }
-            let target = match deal {
-                Deal::WaitFor(target) => target,
-                Deal::WaitForAny => dealing.turn().unwrap_or_default(),
-                _ => return Ok(Some(deal)),
-            };
+            let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
-            let Self { producers, dealing, arenas, control, meters, .. } = self;
+            let Self { producers, arenas, control, meters, .. } = self;
             // A damaged word ends the wait, and is reported then.
-            let mut allows = || match deal {
-                Deal::WaitForAny => {
-                    dealing.next(|reader| producers[reader].permit().unwrap_or(Permit::Now)) != Deal::WaitForAny
-                }
-                _ => producers[target].permit() != Ok(Permit::Wait),
-            };
+            let mut allows = || producers[target].permit() != Ok(Permit::Wait);
             let ready = || allows() || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }

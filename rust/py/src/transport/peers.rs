@@ -152,14 +152,6 @@ impl Peers {
         }
     }
 
-    /// Lets each peer be `window` items ahead from now on; `tells` is false in a process that must not say so.
-    pub fn set_window(&mut self, window: u64, tells: bool) {
-        self.window = window;
-        if !self.paused && tells {
-            self.tell_window(window);
-        }
-    }
-
     /// Tells the peers to halt or to go on, unless they were told.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {

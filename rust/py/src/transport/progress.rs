@@ -8,7 +8,6 @@ use torchdata_core::link::consumer::Unit;
 use torchdata_core::protocol::{Account, Books};
 
 use super::kinds as kind;
-use super::known_owners::KnownOwners;
 use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::GilCell;
 
@@ -16,8 +15,6 @@ use crate::gil_cell::GilCell;
 pub struct Progress {
     /// Found whole at any time, also by others than the thread that reads.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// The readers of freely dealt items, found whole likewise.
-    pub owners: Arc<GilCell<KnownOwners>>,
     /// In a worker: where snapshots of the dispatching process wait to be passed on.
     pub relay: Arc<Relay>,
     pub given: Given,
@@ -29,7 +26,6 @@ impl Progress {
     pub fn new(peers: usize) -> Self {
         Self {
             books: Arc::new(GilCell::new(Books::new(peers))),
-            owners: Arc::new(GilCell::new(KnownOwners::new(peers))),
             relay: Arc::default(),
             given: Given::All,
             starts: Vec::new(),
@@ -78,9 +74,7 @@ impl Progress {
         let superfluous = self.books.with(py, |books| {
             let lag = self.given.lag(books.total());
             let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
-            let superfluous = (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)));
-            self.owners.with(py, |owners| owners.need_from(books.oldest_dealt()));
-            superfluous
+            (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
         drop(superfluous); // outside: dropping an object may run anything
         Ok(())
@@ -94,7 +88,6 @@ impl Progress {
 }
 
 /// The number of delivered items that the user was given.
-#[derive(Clone)]
 pub enum Given {
     /// All of them.
     All,

@@ -29,7 +29,7 @@ impl Outlet {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
             self.pass_on()?;
         }
-        let is_due = self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due()) && !self.dealing.is_beyond();
+        let is_due = self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 

@@ -28,7 +28,7 @@ impl Reader {
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
             self.drain(py, &replaced)?; // others may have been ended for it
-            let heirs = on_replace.call1(py, (replaced, self.places_received(py)?, self.have_ended()))?;
+            let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
                 self.inherit(heir?.extract()?)?;
             }
@@ -70,16 +70,8 @@ impl Reader {
         (0..self.peers.len()).map(|peer| self.collecting.is_ended(peer) || self.peers.has_last(peer)).collect()
     }
 
-    fn places_received(&self, py: Python<'_>) -> PyResult<KeptPlaces> {
+    fn places_received(&self, py: Python<'_>) -> KeptPlaces {
         let received = self.all_received(py);
-        self.progress.books.with(py, |books| {
-            self.progress.owners.with(py, |owners| {
-                let places = kept_places(py, books, &books.places_at(received), owners, true)?;
-                if let Some((since, _)) = places.2 {
-                    owners.begin_again(since)?;
-                }
-                Ok(places)
-            })
-        })
+        self.progress.books.with(py, |books| kept_places(py, books, &books.places_at(received)))
     }
 }

@@ -12,14 +12,12 @@ use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::link::arena::Arena;
-use torchdata_core::link::dealing_record::RecordWriter;
 use torchdata_core::protocol::{Deal, Reader, Stream};
 use torchdata_core::stats::WaitRef;
 
 use super::collector::Collector;
 use super::kinds as kind;
-use super::known_owners::{KeptOwners, unkept_owners};
-use super::links::{PyBellBoard, PyDealingRecord, PyLink, bell};
+use super::links::{PyBellBoard, PyLink, bell};
 use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
 use super::snapshots::{Cadence, Entry, account, entry};
 use super::stats::PyStatsBoard;
@@ -105,17 +103,14 @@ impl Sender {
     ///
     /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
     /// how many of those that follow the reader has already, and the checksum behind these, to be compared if it is
-    /// given. `turn` is the reader of the first item. `owners` are the readers of the items that the earlier run has dealt
-    /// freely; if there are none, what follows it is dealt in turn.
-    #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0, owners = None))]
+    /// given. `turn` is the reader of the first item.
+    #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
-        py: Python<'_>,
         epoch: u32,
         pass_number: u32,
         starts: Option<Vec<(Entry, u64, Option<u64>)>>,
         turn: usize,
-        owners: Option<KeptOwners>,
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(relay) = &outlet.relay {
@@ -126,25 +121,11 @@ impl Sender {
             return Err(PyValueError::new_err(format!("there are {} readers, not {turn}", outlet.producers.len())));
         }
         outlet.dealing.begin_at(turn);
-        let freely = outlet.record.is_some() && (starts.is_none() || owners.is_some());
         let starts = starts.unwrap_or_default();
-        if freely {
-            let owners = owners.map(|owners| unkept_owners(py, owners, outlet.producers.len())).transpose()?;
-            let position = starts.iter().map(|((items, _), ..)| items).sum();
-            if !outlet.deal_freely(epoch, &owners.unwrap_or_default(), position) {
-                return Err(PyValueError::new_err("more items were dealt out of turn than can be remembered"));
-            }
-        }
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
         for (producer, (at, again, _)) in outlet.producers.iter_mut().zip(starts) {
             producer.go_on_from(account(at), again);
         }
-        Ok(())
-    }
-
-    /// Deals items to whoever is free from now on, in epochs that begin, and records to whom.
-    fn deal_freely(&self, record: &Bound<'_, PyDealingRecord>) -> PyResult<()> {
-        self.outlet()?.record = Some(RecordWriter::new(Arc::clone(&record.get().0)));
         Ok(())
     }
 
@@ -216,7 +197,6 @@ impl Sender {
                 break;
             };
             outlet.owner.check()?; // a process that the user's function has forked returns here, too
-            outlet.made(deal);
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
                 Deal::Skip(target) if outlet.producers[target].owed() > 0 => outlet.make_again(py, target, &item)?,

@@ -24,7 +24,6 @@ use torchdata_core::protocol::{Account, Books, Dealt, Place, Share, Snapshot};
 use torchdata_core::sampled_clock::SampledClock;
 
 use super::kinds as kind;
-use super::known_owners::{KeptOwners, KnownOwners};
 use crate::errors;
 
 /// The content in the place of the first snapshot, if none can be made, begins so; the reason follows.
@@ -248,23 +247,13 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
 }
 
 /// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching
-/// process's snapshot that fits to these; the readers of freely dealt items behind that.
-pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>, Option<KeptOwners>);
+/// process's snapshot that fits to these.
+pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
-/// Returns places, with the owners from the dispatching process's snapshot on, or from an earlier one that a state may
-/// name (`earliest`).
-pub fn kept_places(
-    py: Python<'_>,
-    books: &Books<Content>,
-    places: &[Place<'_, Content>],
-    owners: &KnownOwners,
-    earliest: bool,
-) -> PyResult<KeptPlaces> {
+/// Returns places.
+pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
     let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dealt = books.dealt_before(&shares);
-    let position = dealt.map_or(0, Dealt::items);
-    let owners =
-        owners.from(py, if earliest { owners.within(position.min(books.oldest_dealt())) } else { position })?;
     let kept = |place: &Place<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
-    Ok((places.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)), owners))
+    (places.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)))
 }

@@ -147,12 +147,6 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Notes that others have taken the place of the process of that page. To be called by main.
-    fn set_replaced(&self, page: usize) -> PyResult<()> {
-        self.own_page(page)?.set_replaced();
-        Ok(())
-    }
-
     /// A copy of what the process of that page has counted, for the board of another machine.
     fn carry_out(&self, page: usize) -> PyResult<Vec<u8>> {
         Ok(self.page(page)?.carry_out())
@@ -185,18 +179,6 @@ impl PyStatsBoard {
     fn count_frame(&self, page: usize, bytes: u64, is_full: bool) -> PyResult<()> {
         self.own_page(page)?.count_frame(bytes, is_full);
         Ok(())
-    }
-
-    /// Notes that others take the workers' place from now on, and keeps what main has counted. To be called by main.
-    fn note_change(&self) -> PyResult<()> {
-        self.own_page(0)?;
-        self.0.note_change();
-        Ok(())
-    }
-
-    /// When others took the workers' place last, in nanoseconds, and main's counts then; None if nobody did.
-    fn read_change<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Bound<'py, PyAny>)>> {
-        self.0.read_change().map(|(at, page)| Ok((at, plain(py, &page)?))).transpose()
     }
 
     /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Damaged pages are left out.

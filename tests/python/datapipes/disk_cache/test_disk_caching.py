@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import Maker, archives, cached, content, made, members, names, no_claim_is_left
+from cache_checks import Maker, archives, cached, content, made, members, names, no_lock_is_left
 from stream_checks import open_files
 from torchdata.datapipes.iter import (
     EndOnDiskCacheHolder,
     IterableWrapper,
     OnDiskCacheHolder,
 )
-from torchdata.datapipes.iter.disk_cache import claims as locks
-from torchdata.datapipes.iter.disk_cache import section
+from torchdata.datapipes.iter.disk_cache import locks, section
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 from torchdata.datapipes.utils import StreamWrapper
 
-__all__ = ["no_claim_is_left"]
+__all__ = ["no_lock_is_left"]
 
 
 def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp_path):
@@ -199,7 +198,7 @@ def test_a_section_that_ends_by_itself_leaves_the_rest_missing(tmp_path):
 @pytest.fixture
 def small_limits(monkeypatch):
     """Lets both limits of a section be met by a few items."""
-    for name in ("_WINDOW", "_CLAIMED"):
+    for name in ("_AHEAD", "_LOCKED"):
         monkeypatch.setattr(section, name, 2)
 
 
@@ -223,6 +222,12 @@ def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, betwe
         if between != "shuffled":
             assert found == kept * 2
         assert content(folder) == made(*kept)
+
+
+def test_an_endless_source_of_the_same_items_goes_on_though_a_batch_never_fills(tmp_path):
+    section = IterableWrapper([str(tmp_path / name) for name in "ab"]).cycle().on_disk_cache()
+    paths = iter(section.batch(3).unbatch().map(Maker()).end_caching())
+    assert names(next(paths) for _ in range(5)) == [*"ababa"]
 
 
 def test_pipes_that_change_the_order_change_it_for_what_is_made(tmp_path):
@@ -407,7 +412,7 @@ def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(tmp_path):
 
 def test_what_killed_writers_left_is_cleared_away(tmp_path):
     Path(temporary_name(str(tmp_path / "a"))).write_text("half a fi")
-    (tmp_path / locks.LOCK_FILE).touch()
+    Path(locks.lock_file_of(str(tmp_path / "a"))).touch()
     assert names(cached(tmp_path, "a")) == ["a"]
     assert content(tmp_path) == made("a")
 
@@ -427,7 +432,7 @@ def test_a_program_that_ends_half_way_leaves_only_files_of_the_cache(tmp_path):
     assert content(tmp_path) == {"a": ""}
 
 
-def test_an_iterator_left_half_way_gives_its_claims_up(tmp_path):
+def test_an_iterator_left_half_way_gives_its_locks_up(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.batch(3).unbatch())
     before = open_files()
     for stop in range(1, 6):
@@ -435,7 +440,7 @@ def test_an_iterator_left_half_way_gives_its_claims_up(tmp_path):
         for _ in range(stop):
             next(paths)
         del paths
-        assert not locks._claims
+        assert not locks._held
         assert open_files() == before
         assert names(pipe) == list("abcdef")
         for name in "abcdef":
@@ -445,7 +450,7 @@ def test_an_iterator_left_half_way_gives_its_claims_up(tmp_path):
     assert content(tmp_path) == {}
 
 
-def test_a_read_ahead_section_left_half_way_gives_its_claims_up(tmp_path):
+def test_a_read_ahead_section_left_half_way_gives_its_locks_up(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.prefetch(2))
     for _ in range(3):
         paths = iter(pipe)
@@ -465,7 +470,7 @@ def test_the_pipes_of_a_section_may_be_looked_at_without_its_end(tmp_path):
     section = IterableWrapper([str(tmp_path / name) for name in "abc"]).on_disk_cache()
     section.map(Maker()).end_caching()
     assert names(section) == ["a", "c"]
-    assert not locks._claims
+    assert not locks._held
 
 
 def test_the_forms_give_the_classes():

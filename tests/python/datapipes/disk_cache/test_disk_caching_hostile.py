@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left
+from cache_checks import Maker, archives, cached, content, made, names, no_lock_is_left
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache.lists import Within, dumped, is_reserved, read_list
+from torchdata.datapipes.iter.disk_cache.locks import lock_file_of
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of_file, temporary_name
 
-__all__ = ["no_claim_is_left"]
+__all__ = ["no_lock_is_left"]
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +86,12 @@ def test_a_list_that_nobody_wrote_in_whole_is_none(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        ".torchdata.lock",
-        "sub/.torchdata.lock",
         "pack.torchdata_list",
-        ".torchdata.LOCK/x",
         "Pack.TorchData_List",
         temporary_name("pack"),
         temporary_name("pack") + "-0123",
+        temporary_name("pack", ".lock"),
+        f"sub/{temporary_name('pack', '.LOCK')}/x",
     ],
 )
 def test_a_file_called_like_one_of_the_cache_s_own_is_refused(tmp_path, name):
@@ -103,7 +103,7 @@ def test_a_file_called_like_one_of_the_cache_s_own_is_refused(tmp_path, name):
     ):
         next(items)
     del items
-    assert not os.path.exists(tmp_path / name) or name == ".torchdata.lock"
+    assert not os.path.exists(tmp_path / name)
     assert is_reserved(name)
     assert not is_reserved("a" + name.replace(os.sep, "-") + ".txt")
 
@@ -298,14 +298,14 @@ def test_something_else_in_place_of_the_lock_file_is_passed_over_with_a_warning(
     victim.chmod(0o600)
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o777)
-    lock = folder / ".torchdata.lock"
+    lock = Path(lock_file_of(str(folder / "a")))
     if kind == "pipe":
         os.mkfifo(lock)
     elif kind == "folder":
         lock.mkdir()
     else:
         lock.symlink_to(victim if kind == "link" else tmp_path / "new")
-    with pytest.warns(RuntimeWarning, match="cannot be locked, because .* or it is no regular file"):
+    with pytest.warns(RuntimeWarning, match="cannot lock files in .* or something else is in its place"):
         assert names(cached(folder, ["a"])) == ["a"]
     assert victim.read_text() == "precious"
     assert victim.stat().st_mode & 0o777 == 0o600

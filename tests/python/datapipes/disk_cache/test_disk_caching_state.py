@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left, unsharded
+from cache_checks import Maker, archives, cached, content, is_free, made, names, no_lock_is_left, unsharded
 from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter.disk_cache import locks
 from torchdata.datapipes.state import load_state, save_state
 
-__all__ = ["no_claim_is_left"]
+__all__ = ["no_lock_is_left"]
 
 
 # Several in one process -------------------------------------------------------------------------------------------
@@ -45,6 +46,24 @@ def test_two_branches_that_unpack_the_same_archives_do_not_wait_for_each_other(t
     both = archives(tmp_path, "ab").zip(archives(tmp_path, "ab"))
     assert [names(pair) for pair in both] == [[name, name] for name in expected]
     assert sorted(content(tmp_path)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
+
+
+def test_the_lock_of_a_file_that_is_being_written_is_kept_though_its_data_waits_for_another_section(tmp_path):
+    def maker(path):
+        def pieces():
+            with pytest.raises(TimeoutError):
+                list(cached(tmp_path, "b", timeout=0))
+            kept.append(not is_free(tmp_path / "a"))
+            yield b"content of a"
+
+        return path, pieces()
+
+    kept = []
+    held = locks.acquire(str(tmp_path / "b"))
+    assert names(cached(tmp_path, "a", maker)) == ["a"]
+    held.release()
+    assert kept == [True]
+    assert content(tmp_path) == made("a")
 
 
 def test_threads_that_want_the_same_files_make_each_once(tmp_path):

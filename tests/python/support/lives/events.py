@@ -240,7 +240,7 @@ def victim(run: Run) -> tuple[int, int] | None:
 
 
 def may_die(run: Run) -> bool:
-    return has_processes(run) and run.life.restarts and run.workers != "auto"
+    return has_processes(run) and run.life.restarts
 
 
 @event(may_come=has_processes)

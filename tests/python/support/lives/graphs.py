@@ -28,7 +28,7 @@ class GraphLife(Life):
         self.kind, self.workers, self.options = graph.service, graph.workers, graph.options
         self.cadence, self.keeps = graph.cadence, graph.keeps
         self.threads = graph.graph.flavour == "threads"
-        self.moves, self.block, self.auto, self.free, self.touches = False, None, 0.0, False, False
+        self.moves, self.block, self.auto, self.free, self.touches = False, None, False, False, False
         self.restarts = self.kind == "workers" and self.method != "remote" and dice.random() < 0.5
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000

@@ -121,8 +121,8 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether the number of workers is chosen, by drawing, in the midst of epochs; how often at a look.
-        self.auto = dice.choice([0.1, 0.5]) if self.moves and dice.random() < 0.3 else 0.0
+        #: Whether loaders may take their number of workers from the state.
+        self.auto = self.moves and dice.random() < 0.3
         #: Items of a batch behind the sharding, which is then in blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
@@ -154,7 +154,7 @@ class Life:
         #: Whether items come in any order: workers send theirs when they have them.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
-            self.options["in_order"], self.moves, self.auto, self.block = False, False, 0.0, None
+            self.options["in_order"], self.moves, self.auto, self.block = False, False, False, None
             self.main = [step for step in self.main if step != "batch"]
             self.behind = [step for step in self.behind if step != "block"]
             if self.shard == "dispatch":  # to whoever is free
@@ -175,7 +175,7 @@ class Life:
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
-            self.restarts, self.moves, self.auto = False, False, 0.0
+            self.restarts, self.moves, self.auto = False, False, False
 
     def _step(self, dice: random.Random, behind: bool = False) -> str:
         steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
@@ -201,7 +201,7 @@ class Life:
         moment = dice.choice(["start", "start", "read", "read", "end", "pause", "shutdown"])
         longest = 1.0 if moment == "start" and self.method != "fork" else 0.1
         self.blow = Blow(victim, what, moment, longest * dice.random() ** 2, dice.random() < 0.5)
-        self.restarts, self.auto = False, 0.0
+        self.restarts, self.auto = False, False
         self.before, self.behind = ([step for step in part if step != "failing"] for part in (self.before, self.behind))
         if victim == "self":
             part = self.behind if self.shard == "filter" else dice.choice([self.before, self.behind])

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
-from unittest import mock
 
 from drivers.frame import Driver, Skipped
 from leftovers import children, told
@@ -29,32 +28,9 @@ from pressing import alarm, press
 from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
-from torchdata.dataloader2.services import choosing, steering
 
-#: Workers at most, where their number is drawn.
-MOST = 5
 #: Numbers to add up at once; takes a few hundredths of a second, in which no other Python code runs.
 LONG = 2_000_000
-
-
-@contextlib.contextmanager
-def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
-    """Makes the number of workers change at random: before each epoch with such a probability."""
-
-    def choose(stats: Any, *_: Any) -> choosing.Choice:
-        return choosing.Choice(dice.randint(1, MOST), "it was drawn")
-
-    def ripe(_stats: Any) -> bool:
-        return dice.random() < each
-
-    with (
-        mock.patch.multiple(steering, PATIENCE=0.0, MOST_CHANGES=6, _is_ripe=ripe, say=lambda line: None),
-        mock.patch.object(choosing, "choose_workers", choose),
-        mock.patch.object(choosing, "GAIN", 0.0),
-        mock.patch.object(steering.Steering, "_decide", return_value=None),
-        mock.patch.object(steering.machine, "cores", return_value=MOST),
-    ):
-        yield
 
 
 @contextlib.contextmanager
@@ -407,10 +383,7 @@ def check(life: Life) -> int:
     if is_known(life):
         compare(life, expected)
     begin()
-    with (
-        drawn_choices(random.Random(f"auto {life.seed}"), life.auto) if life.auto else contextlib.nullcontext(),
-        busy(life.busy),
-    ):
+    with busy(life.busy):
         run = Run(life, expected)
         try:
             run.live()

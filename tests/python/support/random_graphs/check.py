@@ -74,7 +74,7 @@ class Plain:
             load_generators(generators)
 
     def close(self) -> None:
-        # An iteration that is only put aside keeps its claims on files, so another run of the graph would read further.
+        # An iteration that is only put aside keeps its locks on files, so another run of the graph would read further.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):

@@ -69,7 +69,10 @@ def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
         known["alike"] = False
     try:
         text = json.dumps(state)
-        known["json"], known["size"] = bool(json.loads(text) == state), len(text)
+        kept = json.loads(text)
+        if "_torchdata_rs" in kept:
+            kept["_torchdata_rs"] = tuple(kept["_torchdata_rs"])
+        known["json"], known["size"] = bool(kept == state), len(text)
         known["alike"] = known["alike"] and json.dumps(again) == text
         way = program.way
     except TypeError as error:
@@ -236,7 +239,7 @@ class Run:
             if program.breaks.get(epoch) == len(batches):
                 break
         if program.broken:
-            self.skipped.append(loader.state_dict()["_torchdata_rs"]["skipped"])
+            self.skipped.append(loader.state_dict()["_torchdata_rs"][0]["skipped"])
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:

@@ -14,7 +14,6 @@ import re
 import stat
 from collections.abc import Iterable
 
-from torchdata.datapipes.iter.disk_cache.claims import LOCK_FILE
 from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 __all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
@@ -25,7 +24,7 @@ LIST_SUFFIX = ".torchdata_list"
 #: Bytes of the longest list that is read: one of some millions of files.
 _LONGEST = 256 << 20
 
-_RESERVED = re.compile(rf"{re.escape(LOCK_FILE)}|.*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.part.*", re.I | re.S)
+_RESERVED = re.compile(rf".*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.(part|lock).*", re.I | re.S)
 
 
 def is_reserved(path: str) -> bool:

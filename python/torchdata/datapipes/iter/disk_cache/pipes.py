@@ -1,7 +1,7 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
 Run in whichever process iterates the pipeline; any number of processes may share the files. `section` holds the work
-between the two pipes, `claims` decides which process may write a file, and `atomic_files` writes it.
+between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it.
 
     Items whose files are there skip the section: its end yields their paths. The others pass through it, and its end
-    writes the files. Any number of processes may share the files. Each file is made by one of them while the others
-    go on with other items; nobody ever sees a part of a file, and if a process dies another one makes the file.
+    writes the files. Any number of processes may share the files. Each file is made by one of them, which holds its
+    lock meanwhile; the others make other files first, and then wait. No process ever sees a part of a file. If a
+    process is killed, another one makes the file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -112,7 +113,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # Somebody looks at the section without its end: nothing will be written, so nothing is claimed.
+        # Somebody looks at the section without its end: nothing will be written, so nothing is locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -206,16 +207,16 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first part of a pair to the path of the file. None: it is the path.
         same_filepath_fn: whether `filepath_fn` is the one of `on_disk_cache`.
         skip_read: accepted for compatibility, without effect: what the data is, is seen by looking at it.
-        timeout: seconds to wait for a file that another process makes, if there is nothing else to do. One that has
-            died is not waited for.
+        timeout: seconds to wait for a file that another process makes, if there is nothing else to do. A process
+            that was killed is not waited for.
 
     Raises:
         RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
             checksum than `hash_dict` says or none is there, or it cannot be told of which item a file was made.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is none. While
-            iterating: a file is called like one of the cache's own (`.torchdata.lock`, `….torchdata_list`,
-            `.torchdata-….part`), or has a URL with a part `..` as its path.
-        TimeoutError: while iterating, another process took too long; the message says which file and process.
+            iterating: a file is called like one of the cache's own (`….torchdata_list`, `.torchdata-….part`,
+            `.torchdata-….lock`), or has a URL with a part `..` as its path.
+        TimeoutError: while iterating, another process took too long; the message names the file and its lock.
         OSError: while iterating, a file cannot be written. Nothing of it is left then.
 
     Example:
@@ -291,44 +292,41 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
                 section.load(self._loaded)
             self._loaded = None
         self._section = holder._section = section
-        section.open(iter(holder.source_datapipe))
+        section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
         next(paths)  # so that it ends properly, whatever becomes of it
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
-        path: str | None = None
         try:
+            yield None
             while True:
-                yield path
-                while (path := section.next_ready()) is None:
-                    if section.finished:
-                        return
-                    results = self._work(section, results)
+                if (path := section.next_ready()) is not None:
+                    yield path
+                elif section.finished:
+                    return
+                elif not section.in_flight and not section.ended:
+                    section.read_one()
+                else:
+                    if section.chain_ended:
+                        section.begin_round()
+                        results = iter(self.source_datapipe)
+                    for result in results:
+                        self._store(section, result)
+                        break
+                    else:
+                        section.end_round()
         finally:
             section.close()
 
-    def _work(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
-        """Does one thing that brings the section forward. Returns the results to go on with."""
-        if not section.in_flight and not section.ended:
-            section.read_one()
-            return results
-        if section.chain_ended:  # something that another one had begun is to be made here after all
-            section.begin_round()
-            results = iter(self.source_datapipe)
+    def _store(self, section: Section, result: Any) -> None:
         try:
-            result = next(results)
-        except StopIteration:
-            section.end_round()
-            return results
-        try:
-            self._store(section, result)
+            self._write(section, result)
         except BaseException:
             close_dropped(result)
             raise
-        return results
 
-    def _store(self, section: Section, result: Any) -> None:
+    def _write(self, section: Section, result: Any) -> None:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise TypeError(f"{type(self).__name__} expects pairs of path and data, but got {result!r}")
         path = _path(self, result[0] if self.filepath_fn is None else self.filepath_fn(result[0]))
@@ -362,7 +360,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on from there. Files are claimed when it begins."""
+        """Makes the next iteration resume there."""
         self.reset()
         self._loaded = state_dict["section"]
 

@@ -1,7 +1,7 @@
 """One item on its way through a cached section, from the source to the paths that are yielded for it.
 
-Role: the record that `section.Section` keeps of each item that it has read and is not done with. It owns the
-claims on the item's paths. Belongs to the process of its section.
+Role: the record that `section.Section` keeps of each item that it has read and not yielded. It owns the locks of the
+item's paths. Belongs to the process of its section.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import os
 from collections import deque
 from typing import Any, Literal
 
-from torchdata.datapipes.iter.disk_cache.claims import Claim
-from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX
+from torchdata.datapipes.iter.disk_cache.locks import Lock
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
 
 __all__ = ["Record", "mark_of"]
 
-#: Nothing more is to be found out; its files are to be made here; they are to be looked at when its turn comes.
+#: Nothing more is expected; the files are to be made here; the files are looked for when it is the record's turn.
 Kind = Literal["ready", "missing", "pending"]
+
+_NONE: frozenset[str] = frozenset()
 
 
 class Record:
@@ -28,39 +29,37 @@ class Record:
         item: the item.
         paths: the paths that it stands for.
         kind: what is known of the files.
-        number: a missing one's place among those that were handed out; None before.
-        ready: paths that may be yielded, as soon as all before them are.
-        members: paths written for it that are none of its own: to be listed.
-        unwritten: those of its own paths that are still to be written.
-        claims: claims on its paths.
-        rejected: how its files looked when they were found not to do.
+        targets: the absolute paths of `paths`, once a file is missing.
+        written: the targets that were written.
+        ready: paths that may be yielded once all earlier paths are.
+        members: paths that were written for the item and are none of its own. They are to be listed.
+        locks: the held locks, by target.
     """
 
-    __slots__ = ("claims", "item", "kind", "members", "number", "paths", "ready", "rejected", "unwritten")
+    __slots__ = ("item", "kind", "locks", "members", "paths", "ready", "targets", "written")
 
-    def __init__(self, item: Any, paths: tuple[str, ...], kind: Kind) -> None:
+    def __init__(self, item: Any, paths: tuple[str, ...], kind: Kind = "pending") -> None:
         self.item, self.paths, self.kind = item, paths, kind
-        self.number: int | None = None
+        self.targets = self.written = _NONE
         self.ready: deque[str] = deque()
         self.members: list[str] = []
-        self.unwritten = set(paths)
-        self.claims: list[Claim] = []
-        self.rejected: list[Any] | None = None
+        self.locks: dict[str, Lock] = {}
+
+    def aim(self) -> frozenset[str]:
+        """Finds out the targets, and returns them."""
+        self.targets = frozenset(map(os.path.abspath, self.paths))
+        return self.targets
 
     def release(self) -> None:
-        """Gives up the claims."""
-        released, self.claims = self.claims, []
-        for claim in released:
-            claim.release()
-
-    def looks(self) -> list[Any]:
-        """Signatures that change when the files, or the lists of the members made for them, are written."""
-        return [_signature(path + suffix) for path in self.paths for suffix in ("", LIST_SUFFIX)]
+        """Releases the locks."""
+        for target in list(self.locks):
+            if (lock := self.locks.pop(target, None)) is not None:  # not taken meanwhile by another thread
+                lock.release()
 
     def mark_unfinished(self, member: str) -> None:
         """Notes before `member` is written that files are missing yet, if the folder alone would say otherwise.
 
-        That is so if a record stands for a folder, and its members lie in it. The mark stays if the process dies.
+        That is so if a record stands for a folder, and its members lie in it. The mark stays if the process is killed.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
@@ -73,34 +72,21 @@ class Record:
             os.unlink(mark_of(self.paths[0]))
 
     def dump(self) -> tuple[Any, ...]:
-        """The record without its claims, to be pickled."""
-        return (
-            self.item,
-            self.paths,
-            self.kind,
-            self.number,
-            list(self.ready),
-            list(self.members),
-            set(self.unwritten),
-        )
+        """The record without its locks, to be pickled."""
+        written = [path for path in self.paths if os.path.abspath(path) in self.written] if self.written else []
+        return self.item, self.paths, self.kind, written, list(self.ready), list(self.members)
 
     @classmethod
     def restored(cls, dumped: tuple[Any, ...]) -> Record:
         """A record from its `dump()`."""
-        record = cls(*dumped[:3])
-        record.number = dumped[3]
-        record.ready, record.members, record.unwritten = deque(dumped[4]), list(dumped[5]), set(dumped[6])
+        item, paths, kind, written, ready, members = dumped
+        record = cls(item, paths, kind)
+        record.aim()
+        record.written = frozenset(map(os.path.abspath, written))
+        record.ready, record.members = deque(ready), list(members)
         return record
 
 
 def mark_of(path: str) -> str:
     """The file that says of the folder `path` that it is not complete."""
     return temporary_name(path)
-
-
-def _signature(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

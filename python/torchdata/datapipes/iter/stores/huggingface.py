@@ -13,6 +13,7 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
+from torchdata._stateful import give
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -67,7 +68,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         data, loaded = self._load(), self._loaded
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
-                data.load_state_dict(loaded["place"])
+                give(data, loaded["place"])
             # By batches of one: its own iterator yields a part of the rows alone if torch says that this is a
             # worker, and sharding_filter would take a part of that part.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))

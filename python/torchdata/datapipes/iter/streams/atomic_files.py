@@ -67,13 +67,13 @@ def _move_unless_there(source: str, target: str) -> None:
             os.replace(source, target)
 
 
-def temporary_name(path: str) -> str:
-    """The temporary file of the process that has the claim on `path`."""
+def temporary_name(path: str, ending: str = ".part") -> str:
+    """Returns the path of the temporary file of the process that holds the lock of `path`, or of the lock file."""
     import hashlib
 
     folder, name = os.path.split(path)
     digest = hashlib.blake2b(os.fsencode(name), digest_size=10).hexdigest()
-    return os.path.join(folder, f".torchdata-{digest}.part")
+    return os.path.join(folder, f".torchdata-{digest}{ending}")
 
 
 def digest_of_file(path: str, hash_type: str) -> str:
@@ -125,7 +125,7 @@ def write_file(
         path: where to; its folder is made.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
-        alone: whether the caller has the claim on the path; if not, the temporary file has a name of its own.
+        alone: whether the caller holds the lock of the path; if not, the temporary file has a name of its own.
         expected: the checksum that the content must have.
         hash_type: the kind of checksum.
 

@@ -1,0 +1,172 @@
+"""Locks on files that are about to be written, which exclude each other between threads, processes and machines.
+
+Role: a process that makes a cached file holds the file's lock meanwhile. A lock is `flock` on an empty file in the same
+folder, whose name is made of the file's name. The holder removes the lock file before it releases the lock, so a
+process that gets a lock checks that the path still leads to the open file. The kernel drops the lock of a process that
+is killed. Runs in any thread of any process. The table of held locks belongs to one process, and a forked child begins
+with an empty one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import stat
+import threading
+
+from torchdata._reporting import warn_outside
+from torchdata.datapipes.iter.streams.atomic_files import temporary_name
+
+__all__ = ["Lock", "acquire", "lock_file_of", "release_all_of"]
+
+#: Reentrant, because the garbage collector may drop an iterator, and with it locks, while this thread holds it.
+_mutex = threading.RLock()
+_held: dict[str, Lock] = {}
+
+
+class Lock:
+    """A held lock. Made by `acquire`.
+
+    Attributes:
+        excludes_processes: whether other processes cannot have the lock, too. They can where files cannot be locked.
+        thread: the thread that gives the lock up before it waits for another one; None: no thread does.
+    """
+
+    __slots__ = ("_fd", "_file", "excludes_processes", "thread")
+
+    def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
+        self._file, self._fd, self.thread = file, fd, thread
+        self.excludes_processes = fd is not None
+
+    def keep(self) -> bool:
+        """Returns whether the lock is still held; if so, no thread gives it up from now on."""
+        with _mutex:
+            self.thread = None
+            return _held.get(self._file) is self
+
+    def release(self) -> None:
+        """Releases the lock. May be called twice, and does nothing in a forked child."""
+        with _mutex:
+            if _held.get(self._file) is not self:
+                return
+            del _held[self._file]
+            if self._fd is not None:
+                with contextlib.suppress(OSError):  # in a folder of another user an empty file stays
+                    if _leads_to(self._file, self._fd):
+                        os.unlink(self._file)
+                os.close(self._fd)
+
+
+def lock_file_of(path: str) -> str:
+    """Returns the path of the lock file of a path."""
+    folder, name = os.path.split(path)
+    return temporary_name(os.path.join(os.path.realpath(folder or os.curdir), name), ".lock")
+
+
+def acquire(path: str, thread: int | None = None) -> Lock | None:
+    """Returns the lock of `path`, whose folder is made, or None if another holder has it. Never waits.
+
+    Raises:
+        OSError: no file can be made in the folder.
+    """
+    os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+    file = lock_file_of(path)
+    with _mutex:
+        if file in _held:
+            return None
+        try:
+            fd = _locked(file)
+        except BlockingIOError:
+            return None
+        lock = _held[file] = Lock(file, fd, thread)
+        return lock
+
+
+def release_all_of(thread: int) -> None:
+    """Releases the locks that a thread gives up before it waits."""
+    with _mutex:
+        for lock in [lock for lock in _held.values() if lock.thread == thread]:
+            lock.release()
+
+
+def _locked(file: str) -> int | None:
+    """Opens and locks a lock file. Returns None, with a warning, if that is not possible here.
+
+    Raises:
+        BlockingIOError: another holder has the lock.
+    """
+    while (fd := _opened(file)) is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _leads_to(file, fd):
+                return fd
+            os.close(fd)  # its last holder removed it
+        except BlockingIOError:
+            os.close(fd)
+            raise
+        except OSError:  # the file system has no locks
+            with contextlib.suppress(OSError):
+                os.unlink(file)
+            os.close(fd)
+            break
+    warn_outside(
+        f"The on-disk cache cannot lock files in {os.path.dirname(file)!r}: the file system has no locks, another user "
+        "owns the lock file, or something else is in its place. Processes that need the same file each make it, which "
+        "does no harm to the file",
+        RuntimeWarning,
+    )
+    return None
+
+
+def _opened(file: str) -> int | None:
+    """Opens or makes a lock file. Returns None if something is in its place that cannot be locked."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            with contextlib.suppress(OSError):
+                # All users who may write into the folder must be able to lock, whatever this process's umask is.
+                os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
+            return fd
+        try:
+            fd = os.open(file, flags)
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except OSError:  # another user's, a link, a folder, or a socket
+            return None
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        return None
+
+
+def _leads_to(file: str, fd: int) -> bool:
+    """Returns whether a path leads to an open file. A lock on a removed file excludes nobody."""
+    try:
+        return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _forget_inherited() -> None:
+    """Closes a forked child's copies of the lock files, which would keep the parent's locks after it is killed."""
+    global _mutex
+    _mutex = threading.RLock()
+    for lock in _held.values():
+        if lock._fd is not None:
+            os.close(lock._fd)  # does not unlock, because the parent has the file open, too
+    _held.clear()
+
+
+def _release_all() -> None:
+    for lock in list(_held.values()):
+        lock.release()
+
+
+# A fork waits for a thread that opens a lock file, so that the child knows of all of them.
+os.register_at_fork(
+    before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
+)
+atexit.register(_release_all)  # the kernel would drop the locks, but the lock files would stay

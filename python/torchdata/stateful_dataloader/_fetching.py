@@ -1,0 +1,212 @@
+"""Fetchers: they read the samples of a batch from the dataset, and collate them.
+
+Role: used by the reader, in the process of the program or in each worker. They read as torch's fetchers do, and add to
+an exception which sample it belongs to. If Ctrl-C cuts off a batch of a stream, the samples that were read are kept
+for the next call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sized
+from itertools import islice, repeat
+from types import TracebackType
+from typing import Any
+
+from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+
+from torchdata._reporting import add_note
+from torchdata.datapipes._pipe.witnessing import checksum_of, sample_behind
+from torchdata.datapipes.utils.collate import note_remedy
+
+__all__ = ["Indexed", "Stream", "has_passed_a_generator"]
+
+#: How many indices of a batch a note names.
+_NAMED = 8
+
+
+class Indexed(_MapDatasetFetcher):
+    """Torch's fetcher for datasets that are read by index."""
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """The batch of an index."""
+        if self.auto_collation:
+            data = self._read_batch(possibly_batched_index)
+        else:
+            data = self._read(possibly_batched_index)
+        return self._collated(data, possibly_batched_index)
+
+    def _read(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            add_note(error, f"raised by dataset[{index!r}] of {type(self.dataset).__qualname__}")
+            raise
+
+    def _read_batch(self, indices: Any) -> Any:
+        dataset, index = self.dataset, None
+        if getattr(dataset, "__getitems__", None):
+            try:
+                return dataset.__getitems__(indices)
+            except Exception as error:
+                name = type(dataset).__qualname__
+                add_note(error, f"raised by __getitems__ of {name} for the indices {_named(indices)}")
+                raise
+        data: list[Any] = []
+        try:
+            for index in indices:
+                data.append(dataset[index])
+        except Exception as error:
+            add_note(error, f"raised by dataset[{index!r}] of {type(dataset).__qualname__}")
+            raise
+        return data
+
+    def _collated(self, data: Any, indices: Any) -> Any:
+        try:
+            return self.collate_fn(data)
+        except Exception as error:
+            what = f"the indices {_named(indices)}" if self.auto_collation else f"index {indices!r}"
+            add_note(error, f"raised by collate_fn for the samples of {what}")
+            if self.collate_fn is default_collate:
+                note_remedy(error, data)
+            raise
+
+
+class Stream(_IterableDatasetFetcher):
+    """Torch's fetcher for iterable datasets."""
+
+    #: Whether Ctrl-C has interrupted the dataset within a sample: a generator has ended, or the sample is lost.
+    is_broken = False
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        #: How many samples the iterator has given or raised at; None if it goes on inside an epoch.
+        self.position: int | None = 0
+        #: The samples of the batch that is made, and whether it was cut off.
+        self._data: list[Any] = []
+        self._is_cut_off = False
+        #: A checksum of some of the samples of the batches so far, if the stream is watched; and one that counts those
+        #: of the batch that is made.
+        self.digest: int | None = None
+        self._digest, self._next_sample = 0, 0
+
+    def watch(self) -> None:
+        """Begins to keep a checksum of some samples, by which a stream is known that does not repeat itself."""
+        self.digest = 0
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """The next batch."""
+        if not self._is_cut_off:
+            self._begin()
+            if self.ended:
+                raise StopIteration
+        self._is_cut_off = True
+        try:
+            batch = self._fetch(len(possibly_batched_index) if self.auto_collation else 1)
+        except Exception:
+            self._end()
+            raise
+        self._end()
+        return batch
+
+    def _end(self) -> None:
+        self._is_cut_off, self._data = False, []
+        if self.digest is not None:
+            self.digest = self._digest
+
+    def _begin(self) -> None:
+        """Forgets the last batch."""
+        self._data = []
+
+    def _fetch(self, wanted: int) -> Any:
+        try:
+            self._read(wanted)
+        except Exception:
+            raise
+        except BaseException as error:
+            self.is_broken = self._is_interrupted(error)
+            raise
+        if not self._data or (self.auto_collation and self.drop_last and self._is_short(wanted)):
+            raise StopIteration
+        return self._collated(self._data)
+
+    def _is_interrupted(self, error: BaseException) -> bool:
+        """Whether an exception came from within the dataset, whose iterator can be made anew."""
+        traceback, is_within = error.__traceback__, False
+        while traceback is not None:
+            is_within = traceback.tb_frame.f_code.co_filename != __file__
+            traceback = traceback.tb_next
+        return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
+
+    def _is_short(self, wanted: int) -> bool:
+        """Whether the batch has fewer samples than it should."""
+        return len(self._data) < wanted
+
+    def _read(self, wanted: int) -> None:
+        """Reads the samples of a batch, or those that are missing."""
+        data = self._data
+        before = len(data)
+        try:
+            self._extend(wanted - before)
+        except Exception as error:
+            self._count(before, 1)
+            self._add_note(error)
+            raise
+        self._count(before)
+        if self.auto_collation and len(data) < wanted:
+            self.ended = True
+
+    def _extend(self, count: int) -> None:
+        """Reads so many samples, with no Python code between two of them: each is kept if reading is cut off.
+
+        `islice` would call `iter`, which resets some iterators.
+        """
+        self._data.extend(map(next, repeat(self.dataset_iter, count)))
+
+    def _count(self, before: int, raised: int = 0) -> None:
+        """Counts the samples that were read behind the first ones of the batch, and those at which it raised."""
+        if self.position is None:
+            return
+        first = self.position
+        self.position += len(self._data) - before + raised
+        while self.digest is not None and self._next_sample < self.position:
+            place = before + self._next_sample - first
+            if place < len(self._data):
+                checksum = checksum_of(self._data[place], self._digest)
+                self._digest = self._digest if checksum is None else checksum
+            self._next_sample = sample_behind(self._next_sample)
+
+    def _add_note(self, error: Exception) -> None:
+        which = "" if self.position is None else f" for its sample number {self.position - 1}, counted from 0"
+        add_note(error, f"raised by the iterator of {type(self.dataset).__qualname__}{which}")
+
+    def _collated(self, data: list[Any]) -> Any:
+        try:
+            return self.collate_fn(data if self.auto_collation else data[0])
+        except Exception as error:
+            if self.position is not None:
+                first, last = self.position - len(data), self.position - 1
+                which = f"numbers {first} to {last}" if last > first else f"number {last}"
+                add_note(error, f"raised by collate_fn for the samples {which} of the iterator, counted from 0")
+            if self.collate_fn is default_collate:
+                note_remedy(error, data)
+            raise
+
+
+def _named(indices: Any) -> str:
+    """The indices of a batch, or the first of them, in words."""
+    if not isinstance(indices, Iterable):
+        return repr(indices)
+    first = list(islice(iter(indices), _NAMED))
+    more = len(indices) - len(first) if isinstance(indices, Sized) else 0
+    return f"{first}" + (f" and {more} more" if more > 0 else "")
+
+
+def has_passed_a_generator(traceback: TracebackType | None) -> bool:
+    """Whether a frame of a generator is among those that an exception has passed."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        traceback = traceback.tb_next
+    return False

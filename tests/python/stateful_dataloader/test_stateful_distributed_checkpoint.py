@@ -1,0 +1,186 @@
+"""`torch.distributed.checkpoint` with the loader itself: keys of states never change, and nothing begins for them."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, Sampler, SubsetRandomSampler, get_worker_info  # noqa: E402
+
+from going_on import TakesOnce, Walk, epochs_of, plain, seed_all  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+class Plain(IterableDataset[int]):
+    """An iterable whose class does not tell whether its iterators have a state."""
+
+    def share(self) -> list[int]:
+        info = get_worker_info()
+        return list(range(24) if info is None else range(info.id, 24, info.num_workers))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.share())
+
+
+class Walked(Plain):
+    """Its iterator alone has a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return Walk(self.share())
+
+
+class ItsOwnIterator(Plain):
+    """It has no state before it is iterated."""
+
+    def __iter__(self) -> ItsOwnIterator:
+        self.left = self.share()
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": list(self.left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left = list(state["left"])
+
+
+class TellsLater(TakesOnce):
+    """Its state has more keys once it is read, and is empty before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state.get("place", 0)
+
+
+class Reads(Dataset[Any]):
+    """Its samples tell how many were read before."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.tensor([index, self.reads])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": torch.tensor(self.reads)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = int(state["reads"])
+
+
+class Steps(Sampler[int]):
+    """A sampler whose iterator alone has a state."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return Walk(list(range(self.length)))
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "map-style": lambda: {"dataset": range(24), "batch_size": 5},
+    "shuffled": lambda: {"dataset": range(24), "batch_size": 5, "shuffle": True},
+    "single": lambda: {"dataset": range(6), "batch_size": None, "shuffle": True},
+    "map-style with a state": lambda: {"dataset": Reads(), "batch_size": 5, "shuffle": True},
+    "iterable": lambda: {"dataset": Plain(), "batch_size": 5},
+    "iterable with a state": lambda: {"dataset": TakesOnce(), "batch_size": 2},
+    "iterator with a state": lambda: {"dataset": Walked(), "batch_size": 5},
+    "its own iterator": lambda: {"dataset": ItsOwnIterator(), "batch_size": 5},
+    "another state later": lambda: {"dataset": TellsLater(), "batch_size": 2},
+    "subset": lambda: {"dataset": range(24), "sampler": SubsetRandomSampler(range(20)), "batch_size": 6},
+    "sampler with a state": lambda: {
+        "dataset": range(24), "sampler": StatefulDistributedSampler(range(24), 2, 1), "batch_size": 5
+    },
+    "sampler's iterator with a state": lambda: {"dataset": range(24), "sampler": Steps(24), "batch_size": 5},
+    "single, sampler's iterator with a state": lambda: {"dataset": range(6), "sampler": Steps(6), "batch_size": None},
+}  # fmt: skip
+NINE = ["map-style", "iterable", "iterable with a state"]
+#: Batches after which a state is taken: None for a loader that has not begun, "end" for the end of an epoch.
+MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
+
+
+def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
+    """A loader at a moment, and its iterator."""
+    loader = make()
+    if moment is None:
+        return loader, None
+    iterator = iter(loader)
+    for _ in iterator if moment == "end" else itertools.islice(iterator, moment):
+        pass
+    return loader, iterator
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, 0) for kind in KINDS), *itertools.product(NINE, [1, 2]), ("iterator with a state", 2)],
+)
+def test_a_new_loader_goes_on_from_a_checkpoint_that_has_the_loader_itself(
+    kind: str, workers: int, tmp_path: Path
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
+
+    for moment in MOMENTS:
+        seed_all()
+        loader, iterator = reached(make, moment)
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path / str(moment))
+        rest = [] if moment in (None, "end") else [[plain(batch) for batch in iterator]]
+        wanted = [*rest, *epochs_of(loader, 2)]
+        del loader, iterator
+        seed_all()
+        later = make()
+        dcp.load({"loader": later}, checkpoint_id=tmp_path / str(moment))
+        assert epochs_of(later, len(wanted)) == wanted, moment
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "another state later"])
+def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind: str, workers: int) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
+
+    keys = [set(flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
+    if kind == "its own iterator":  # nothing is known of it before it begins
+        keys = keys[1:]
+    assert all(one == keys[0] for one in keys)
+    [ours] = [key for key in keys[0] if "_torchdata_rs" in key]
+    assert ours == "_torchdata_rs"
+
+
+def test_the_state_of_a_new_loader_begins_neither_an_epoch_nor_workers() -> None:
+    class Beginning(TakesOnce):
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError("an epoch begins")
+
+    class Ordering(Steps):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("an epoch begins")
+
+    for workers in (0, 2):
+        before = multiprocessing.active_children()
+        StatefulDataLoader(Beginning(), num_workers=workers).state_dict()
+        StatefulDataLoader(range(6), sampler=Ordering(6), num_workers=workers).state_dict()
+        assert multiprocessing.active_children() == before

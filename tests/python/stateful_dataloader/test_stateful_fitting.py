@@ -1,0 +1,165 @@
+"""When a state may be loaded, and into which loader: iterators made before, other ranks, datasets and samplers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import DistributedSampler  # noqa: E402
+
+from going_on import WORKERS, TakesOnce, epochs_of, plain, seed_all  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from ranks import environment_of_ranks  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+
+
+def state_after(loader: Any, batches: int | None) -> Any:
+    iterator = iter(loader)
+    for _ in iterator if batches is None else itertools.islice(iterator, batches):
+        pass
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+# -- an iterator that was made before ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("makes", [lambda: (range(12), True), lambda: (TakesOnce(), None)], ids=["shuffled", "stream"])
+def test_an_iterator_that_was_made_before_the_load_goes_on_from_the_state(makes: Any, options: dict[str, Any]) -> None:
+    def make() -> Any:
+        dataset, shuffle = makes()
+        return StatefulDataLoader(dataset, batch_size=2, shuffle=shuffle, **options)
+
+    seed_all()
+    whole = epochs_of(make(), 2)
+    seed_all()
+    state = state_after(make(), 1)
+    seed_all()
+    loader = make()
+    iterator = iter(loader)
+    loader.load_state_dict(state)
+    assert plain(next(iterator)) == whole[0][1]
+    state = loader.state_dict()
+    assert [plain(batch) for batch in iterator] == whole[0][2:]
+    assert epochs_of(loader, 1) == [whole[1]]
+    again = make()
+    again.load_state_dict(state)
+    assert epochs_of(again, 2) == [whole[0][2:], whole[1]]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_an_iterator_that_has_given_a_batch_refuses_a_state_by_name(options: dict[str, Any]) -> None:
+    loader = StatefulDataLoader(range(12), batch_size=2, **options)
+    state = state_after(loader, 2)
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) was called after this iterator had given batches"):
+            next(iterator)
+    assert epochs_of(loader, 1) == [[[4, 5], [6, 7], [8, 9], [10, 11]]]
+
+
+def test_a_state_that_another_loop_has_taken_leaves_older_iterators_alone() -> None:
+    loader = StatefulDataLoader(range(12), batch_size=2)
+    state = state_after(loader, 2)
+    first = iter(loader)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 4
+    assert len(list(first)) == 6
+
+
+# -- another loader ----------------------------------------------------------------------------------------
+
+
+def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSampler) -> Any:
+    dataset = range(length)
+    return StatefulDataLoader(dataset, batch_size=4, sampler=sampler(dataset, count, rank))
+
+
+@pytest.mark.parametrize("batches", [1, None])
+@pytest.mark.parametrize(
+    ("saves", "loads", "message"),
+    [
+        (lambda: ranks(2, 0), lambda: ranks(1, 0), "by one of 2 ranks, and the sampler of this loader .* over 1"),
+        (
+            lambda: ranks(2, 0, sampler=StatefulDistributedSampler),
+            lambda: ranks(4, 0, sampler=StatefulDistributedSampler),
+            "Use 2 ranks, or a state that was saved at the end of an epoch",
+        ),
+        (lambda: ranks(2, 0), lambda: ranks(2, 0, length=20), "a dataset with 40 samples, and this one has 20"),
+        (
+            lambda: StatefulDataLoader(range(40), batch_size=4, shuffle=True),
+            lambda: StatefulDataLoader(range(60), batch_size=4, shuffle=True),
+            "a dataset with 40 samples, and this one has 60",
+        ),
+        (
+            lambda: StatefulDataLoader(range(40), batch_size=4, shuffle=True),
+            lambda: StatefulDataLoader(range(40), batch_size=4),
+            "a RandomSampler as its sampler, and this loader has a SequentialSampler",
+        ),
+        (
+            lambda: ranks(2, 0),
+            lambda: StatefulDataLoader(range(40), batch_size=4, shuffle=True),
+            "a DistributedSampler as its sampler, and this loader has a RandomSampler",
+        ),
+    ],
+)
+def test_a_state_of_another_order_is_refused_inside_an_epoch_and_taken_between_two(
+    saves: Any, loads: Any, message: str, batches: int | None
+) -> None:
+    state = state_after(saves(), batches)
+    loader = loads()
+    loader.load_state_dict(state)
+    if batches is not None:
+        with pytest.raises(ValueError, match=message):
+            iter(loader)
+    else:
+        assert len(list(loader)) == len(list(loads()))
+
+
+@pytest.mark.parametrize("batches", [1, None])
+def test_a_state_of_another_rank_is_loaded_with_a_warning_that_names_both(batches: int | None) -> None:
+    states = [state_after(ranks(2, rank), batches) for rank in range(2)]
+    whole = epochs_of(ranks(2, 1), 1)[0]
+    loader = ranks(2, 1)
+    loader.load_state_dict(states[0])
+    with pytest.warns(RuntimeWarning, match="rank 1 loads the state of rank 0"):
+        assert epochs_of(loader, 1) == [whole[batches:] if batches else whole]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.load_state_dict(states[1])
+        assert epochs_of(loader, 1) == [whole[batches:] if batches else whole]
+
+
+def test_the_program_of_the_guide_goes_on_where_each_rank_stopped(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "stateful-ranks.md"
+    program = guide.read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "train.py").write_text(program)
+
+    def run(*arguments: str) -> list[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [*launcher, "train.py", *arguments],
+            cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False, env=environment_of_ranks(),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        # Lines of two ranks may come as one.
+        return sorted(re.findall(r"rank \d, epoch \d: \[[\d, ]+\] \d\.\d{4}", done.stdout))
+
+    whole = run()
+    assert len(whole) == 2 * 3 * 5
+    stopped = run("7")
+    assert len(stopped) == 2 * 7
+    assert sorted(stopped + run("resume")) == whole

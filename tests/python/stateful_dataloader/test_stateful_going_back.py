@@ -1,0 +1,270 @@
+"""Streams that are given a state in the program that saved it, and whose epochs are counted where they end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import IterableDataset  # noqa: E402
+
+from going_on import WORKERS, TakesOnce, Walk, epochs_of, plain  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class GoesOn(TakesOnce):
+    """Goes on where it stands, and stays at its end."""
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < len(self.share()):
+            self.place += 1
+            yield self.share()[self.place - 1]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Itself(GoesOn):
+    """The same, but it is its own iterator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.place == len(self.share()):
+            raise StopIteration
+        self.place += 1
+        return self.share()[self.place - 1]
+
+
+class StartsOver(Itself):
+    """Starts over unless it was given a state."""
+
+    is_loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        return self
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.is_loaded = state["place"], True
+
+
+class AlwaysStartsOver(Itself):
+    def __iter__(self) -> Iterator[int]:
+        self.place = 0
+        return self
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, AlwaysStartsOver, TakesOnce])
+def test_a_program_that_goes_back_reads_again_what_came_behind_the_state(stream: Any, options: dict[str, Any]) -> None:
+    for batches in (None, 0, 2):
+        loader = StatefulDataLoader(stream(), 2, **options)
+        iterator = loader if batches is None else iter(loader)
+        for _ in range(batches or 0):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [plain(batch) for batch in iterator]
+        assert rest
+        loader.load_state_dict(state)
+        assert [plain(batch) for batch in loader] == rest, batches
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("stream", [StartsOver, AlwaysStartsOver])
+def test_the_epochs_behind_a_resumed_one_are_whole(stream: Any, options: dict[str, Any]) -> None:
+    whole = epochs_of(StatefulDataLoader(stream(), 2, **options), 3)
+    for batches in range(len(whole[0]) + 1):
+        loader = StatefulDataLoader(stream(), 2, **options)
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        later = StatefulDataLoader(stream(), 2, **options)
+        later.load_state_dict(loader.state_dict())
+        assert epochs_of(later, 3) == [whole[0][batches:], *whole[1:]], batches
+
+
+class Counting(Walk):
+    """Counts an epoch of its data set where it ends."""
+
+    def __init__(self, dataset: CountsAtTheEnd) -> None:
+        super().__init__([*range(7)])
+        self.dataset, self.has_counted = dataset, False
+
+    def __next__(self) -> int:
+        if self.done == len(self.numbers) and not self.has_counted:
+            self.dataset.epoch, self.has_counted = self.dataset.epoch + 1, True
+        return super().__next__() + 100 * self.dataset.epoch
+
+
+class CountsAtTheEnd(IterableDataset[int]):
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return Counting(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize("options", WORKERS[::2], ids=str)
+def test_a_stream_that_counts_its_epochs_where_its_iterator_ends_counts_on(options: dict[str, Any]) -> None:
+    options = {**options, **({"num_workers": 1} if options else {})}
+    whole = epochs_of(StatefulDataLoader(CountsAtTheEnd(), 3, **options), 3)
+    assert [epoch[0] for epoch in whole] == [[0, 1, 2], [100, 101, 102], [200, 201, 202]]
+    for batches in range(4):
+        loader = StatefulDataLoader(CountsAtTheEnd(), 3, **options)
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        later = StatefulDataLoader(CountsAtTheEnd(), 3, **options)
+        later.load_state_dict(loader.state_dict())
+        assert epochs_of(later, 3) == [whole[0][batches:], *whole[1:]], batches
+
+
+class Keeps(IterableDataset[int]):
+    """Keeps the state that it is given, and changes it."""
+
+    def __init__(self) -> None:
+        self.seen = [0]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.seen[0] < 14:
+            self.seen[0] += 1
+            yield self.seen[0]
+
+    def __len__(self) -> int:
+        return 14
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": [*self.seen]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+LOADERS: dict[str, Any] = {
+    "no workers": lambda: StatefulDataLoader(Keeps(), 2),
+    "a worker": lambda: StatefulDataLoader(Keeps(), 2, num_workers=1, snapshot_every_n_steps=7),
+    "a sampler": lambda: StatefulDataLoader([*range(20)], None, sampler=Keeps(), snapshot_every_n_steps=3),
+    "a sampler of batches": lambda: StatefulDataLoader([*range(20)], 2, sampler=Keeps(), num_workers=1),
+    "nodes": lambda: Loader(IterableWrapper(Keeps())),
+    "a sampler in nodes": lambda: Loader(SamplerWrapper(Keeps())),
+    "nodes that read ahead": lambda: Loader(Prefetcher(IterableWrapper(Keeps()), 2, snapshot_frequency=3)),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other(kind: str) -> None:
+    make = LOADERS[kind]
+    whole = [plain(batch) for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = loader.state_dict()
+    before = json.dumps(state)
+    for taken in (0, 1, 3):
+        later = make()
+        later.load_state_dict(state)
+        iterator = iter(later)
+        for _ in range(taken):
+            next(iterator)
+        third = make()
+        third.load_state_dict(later.state_dict())
+        assert [plain(batch) for batch in third] == whole[2 + taken :], taken
+        assert json.dumps(state) == before
+
+
+class Streamed(IterableDataset[int]):
+    """A stream in an order of its own, whose `state_dict` needs arguments."""
+
+    def __init__(self, seed: int | None, length: int = 40) -> None:
+        self.seed, self.length = seed, length
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(self.length)]
+        random.Random(self.seed).shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise AssertionError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("options", [*WORKERS, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=str)
+def test_a_state_dict_that_needs_arguments_is_not_asked_for_and_batches_are_counted(options: dict[str, Any]) -> None:
+    loader = StatefulDataLoader(Streamed(3), 4, **options)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    later = StatefulDataLoader(Streamed(3), 4, **options)
+    later.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [plain(batch) for batch in later] == [plain(batch) for batch in iterator]
+
+
+def test_nodes_count_the_items_of_an_object_whose_state_dict_needs_arguments() -> None:
+    for node in (IterableWrapper, SamplerWrapper):
+        whole = list(Loader(node(Streamed(3))))
+        loader = Loader(Prefetcher(node(Streamed(3)), 2))
+        iterator = iter(loader)
+        assert [next(iterator), next(iterator)] == whole[:2]
+        later = Loader(Prefetcher(node(Streamed(3)), 2))
+        later.load_state_dict(loader.state_dict())
+        assert list(later) == whole[2:]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_stream_without_a_state_that_does_not_repeat_itself_is_refused(options: dict[str, Any], epoch: int) -> None:
+    for batches in (1, 3, 8):
+        loader = StatefulDataLoader(Streamed(None), 4, **options)
+        for _ in range(epoch):
+            list(loader)
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        later = StatefulDataLoader(Streamed(None), 4, **options)
+        later.load_state_dict(state)
+        with pytest.raises(ValueError, match="does not repeat itself"):
+            list(later)
+        later.load_state_dict(state, strict=False)
+        assert len(list(later)) == len(list(iterator))
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_a_stream_whose_samples_draw_from_the_global_generators_repeats_itself(options: dict[str, Any]) -> None:
+    class Noisy(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            order = [*range(40)]
+            random.shuffle(order)
+            for number in order:
+                yield number + torch.rand(())
+
+    for batches in (1, 5):
+        loader = StatefulDataLoader(Noisy(), 4, **options)
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        state = loader.state_dict()
+        rest = [plain(batch) for batch in iterator]
+        later = StatefulDataLoader(Noisy(), 4, **options)
+        later.load_state_dict(state)
+        assert [plain(batch) for batch in later] == rest

@@ -1,0 +1,260 @@
+"""Samplers that draw in the course of an epoch: endless and repeating ones, blocks, buckets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import BatchSampler, RandomSampler, Sampler  # noqa: E402
+
+from going_on import seed_all  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+#: Makes a generator; None for a global one.
+GENERATORS: dict[str, Callable[[], Any]] = {
+    "torch's": lambda: torch.Generator().manual_seed(3),
+    "Python's": lambda: random.Random(3),
+    "NumPy's": lambda: numpy.random.default_rng(3),
+    "NumPy's, of Mersenne's kind": lambda: numpy.random.RandomState(3),
+}
+
+
+def permuted(kind: str, generator: Any, count: int) -> list[int]:
+    if kind.startswith("torch"):
+        return torch.randperm(count, generator=generator).tolist()
+    if kind.startswith("Python"):
+        numbers = list(range(count))
+        (generator or random).shuffle(numbers)
+        return numbers
+    return (generator or numpy.random).permutation(count).tolist()
+
+
+class Drawing(Sampler[Any]):
+    """Draws its order from a generator of its own, or a global one."""
+
+    def __init__(self, kind: str, is_global: bool) -> None:
+        self.kind, self.generator = kind, None if is_global else GENERATORS[kind]()
+
+    def permuted(self, count: int) -> list[int]:
+        return permuted(self.kind, self.generator, count)
+
+
+class Endless(Drawing):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from self.permuted(6)
+
+
+class Blocks(Drawing):
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, 30, 6):
+            yield from (start + number for number in self.permuted(6))
+
+
+class EachIndex(Drawing):
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(30):
+            yield self.permuted(24)[0]
+
+
+class Buckets(Drawing):
+    """Batches from a pool, which keeps what is left of it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pool: list[int] = []
+        for start in range(0, 30, 6):
+            pool += [start + number for number in self.permuted(6)]
+            while len(pool) > 3:
+                yield [pool.pop(self.permuted(len(pool))[0]), pool.pop()]
+        yield pool
+
+
+class Repeated:
+    """The sampler that ultralytics and timm put around one of torch's."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class KeptBlocks(Blocks):
+    """Blocks with a state: where it is, and what is left of a block."""
+
+    def __init__(self, kind: str, is_global: bool) -> None:
+        super().__init__(kind, is_global)
+        self.start, self.left = 0, [*range(0)]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.left or self.start < 30:
+            if not self.left:
+                self.left = [self.start + number for number in self.permuted(6)]
+                self.start += 6
+            yield self.left.pop()
+        self.start = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self.start, "left": list(self.left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start, self.left = state["start"], list(state["left"])
+
+
+class Augmented:
+    """Its samples are drawn from the global generators, of the loader's process if it has no workers."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        torch.rand(3)
+        numpy.random.random()
+        return index + 0 * random.randrange(10)
+
+
+def repeated(kind: str, is_global: bool) -> dict[str, Any]:
+    generator = None if is_global else GENERATORS["torch's"]()
+    return {"batch_sampler": Repeated(BatchSampler(RandomSampler(range(7), generator=generator), 2, False))}
+
+
+SAMPLERS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
+    "endless": lambda *drawn: {"sampler": Endless(*drawn), "batch_size": 2},
+    "blocks": lambda *drawn: {"sampler": Blocks(*drawn), "batch_size": 2},
+    "each index": lambda *drawn: {"sampler": EachIndex(*drawn), "batch_size": 2},
+    "single": lambda *drawn: {"sampler": Blocks(*drawn), "batch_size": None},
+    "buckets": lambda *drawn: {"batch_sampler": Buckets(*drawn)},
+    "repeated": repeated,
+    "with a state": lambda *drawn: {"sampler": KeptBlocks(*drawn), "batch_size": 2},
+}
+
+
+def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
+    """Batches of a program that itself draws from the global generators after each, if it does."""
+    found = []
+    for batch in itertools.islice(batches, count):
+        found.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+        if draws:
+            torch.rand(5)
+            numpy.random.random(3)
+            random.random()
+    return found
+
+
+def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
+    """Stops at each position, goes on, stops after two batches more, and goes on."""
+    seed_all()
+    whole = read(iter(make()), 13, draws)
+    for position in positions:
+        found: list[Any] = []
+        state = None
+        for count in (position, 2, 11 - position):
+            seed_all()
+            loader = make()
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = iter(loader)
+            found += read(batches, count, draws)
+            state = json.loads(json.dumps(loader.state_dict()))
+            del batches, loader
+        assert found == whole, position
+
+
+@pytest.mark.parametrize("is_global", [False, True], ids=["of its own", "global"])
+@pytest.mark.parametrize("kind", GENERATORS)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_draws_later_gives_the_same_order_from_each_position(
+    name: str, kind: str, is_global: bool
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(range(30), **SAMPLERS[name](kind, is_global))
+
+    check_each_position(make, range(10), draws=False)
+
+
+@pytest.mark.parametrize("kind", ["torch's", "Python's", "NumPy's"])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "with a state"])
+def test_a_sampler_that_draws_from_a_generator_of_the_program_s_gives_the_same_order(name: str, kind: str) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(Augmented(), **SAMPLERS[name](kind, True))
+
+    check_each_position(make, range(10), draws=True)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("name", "kind", "is_global", "workers"),
+    [
+        ("endless", "torch's", False, 2),
+        ("endless", "NumPy's", False, 3),
+        ("endless", "Python's", True, 1),
+        ("blocks", "torch's", True, 2),
+        ("single", "NumPy's, of Mersenne's kind", False, 2),
+        ("buckets", "Python's", False, 2),
+        ("repeated", "torch's", False, 2),
+        ("repeated", "torch's", True, 3),
+        ("with a state", "Python's", False, 2),
+        ("with a state", "Python's", True, 2),
+    ],
+)
+def test_workers_that_are_ahead_of_such_a_sampler_lose_nothing_of_its_order(
+    name: str, kind: str, is_global: bool, workers: int
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(range(30), num_workers=workers, **SAMPLERS[name](kind, is_global))
+
+    check_each_position(make, [0, 1, 3, 6], draws=is_global and name != "with a state")
+
+
+def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() -> None:
+    for name, kind, workers in (("blocks", "torch's", 0), ("blocks", "NumPy's", 2), ("buckets", "Python's", 2)):
+
+        def make(name: str = name, kind: str = kind, workers: int = workers) -> Any:
+            return StatefulDataLoader(range(30), num_workers=workers, **SAMPLERS[name](kind, False))
+
+        first = make()
+        whole = [[batch.tolist() for batch in first] for _ in range(3)]
+        # The last two positions: the sampler has ended, and the user has not got its last batch, or has.
+        for position in (4, len(whole[0]) - 1, len(whole[0])):
+            loader = make()
+            list(itertools.islice(loader, position))
+            later = make()
+            later.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+            assert [[batch.tolist() for batch in later] for _ in range(3)] == [whole[0][position:], *whole[1:]]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_another_number_of_workers_and_another_batch_size_keep_the_order() -> None:
+    for saved, loaded in itertools.product([(0, 2), (2, 2)], [(0, 2), (2, 3), (0, 5)]):
+        loader = StatefulDataLoader(
+            range(6), batch_size=saved[1], num_workers=saved[0], sampler=Endless("torch's", False)
+        )
+        batches = iter(loader)
+        head = [index for _ in range(4) for index in next(batches).tolist()]
+        later = StatefulDataLoader(
+            range(6), batch_size=loaded[1], num_workers=loaded[0], sampler=Endless("torch's", False)
+        )
+        later.load_state_dict(loader.state_dict())
+        rest = [index for batch in itertools.islice(later, 10) for index in batch.tolist()]
+        wanted = itertools.islice(Endless("torch's", False), len(head) + len(rest))
+        assert head + rest == list(wanted)
+
+
+def test_draws_of_a_sampler_beside_the_program_s_are_kept_in_a_few_bytes_each() -> None:
+    seed_all()
+    loader = StatefulDataLoader(Augmented(), batch_size=2, sampler=EachIndex("Python's", True))
+    batches = iter(loader)
+    read(batches, 2, draws=True)
+    few = len(json.dumps(loader.state_dict()))
+    read(batches, 10, draws=True)
+    assert len(json.dumps(loader.state_dict())) < few + 10 * 60
