@@ -218,17 +218,18 @@ test-pythons: wheel ## The loader's and the unit tests on CPython 3.12 to 3.14, 
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
-# A failure prints the seed, the graph and the way through it; `make fuzz ARGS="--kind graphs --seed N --graphs 1"` does it
-# again, or `--kind loaders`, which has the graphs in loaders with workers. Without `--kind` each gets as much time.
-# `--switch 1e-6` lets threads in main get ahead of each other anywhere.
+# A failure prints the seed, the plan, and the command that does it again. `ARGS="--switch 1e-6"` lets threads in main get
+# ahead of each other anywhere.
 MINUTES ?= 10
+DRIVERS ?= graphs graph-lives
 .PHONY: fuzz
-fuzz: setup ## Random graphs, alone and in loaders, saved and resumed at every position: make fuzz MINUTES=30
-	cd tests/python/support && ../../../$(BIN)/python -m random_graphs $(MINUTES) $(ARGS)
+fuzz: setup ## Random drivers, as DRIVERS="graphs lives", or all: make fuzz MINUTES=30
+	cd tests/python/support && for name in $(DRIVERS); do \
+	  ../../../$(BIN)/python -m drivers $$name --seconds $$((60 * $(MINUTES))) $(ARGS) || exit 1; done
 
 .PHONY: fuzz-files
 fuzz-files: setup ## Hostile archives, records, caches, states and messages, from a seed: make fuzz-files MINUTES=30
-	cd tests/python/support && ../../../$(BIN)/python -m fuzz_files $(MINUTES) $(ARGS)
+	cd tests/python/support && ../../../$(BIN)/python -m drivers files --seconds $$((60 * $(MINUTES))) $(ARGS)
 	PROPTEST_CASES=$$((1000 * $(MINUTES))) cargo test --package torchdata-core --test tar --test tfrecord --test example
 
 ##@ Work

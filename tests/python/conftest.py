@@ -30,7 +30,6 @@ settings.load_profile("project")
 
 #: Modules whose tests start processes that share the machine, kill them, or look at what they leave behind.
 ALONE = (
-    "test_chaos",
     "test_demo",
     "test_disk_caching_processes",
     "test_accelerate",
@@ -40,7 +39,7 @@ ALONE = (
     "test_nodes_processes",
     "test_nodes_random",
     "test_nodes_threads",
-    "test_random_loaders",
+    "test_drivers",
     "test_reference",
     "test_site",
     "test_stateful",

@@ -24,7 +24,7 @@ from waiting import wait_for
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytestmark = pytest.mark.alone
 
-SCRIPT = Path(__file__).parents[1] / "support/rank_chaos.py"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 #: The common plan of the jobs below.
 ORDINARY = Plan(
@@ -61,8 +61,8 @@ JOBS: list[dict[str, Any]] = [
 def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """The results of the jobs."""
     results = folder / "results.json"
-    command = [sys.executable, str(SCRIPT), "--lanes", "3", "--results", str(results), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
+    command = [sys.executable, "-m", "drivers", "ranks", "--jobs", "3", "--results", str(results), *arguments]
+    run = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
     assert run.returncode in (0, 1), run.stdout + run.stderr
     return [json.loads(line) for line in results.read_text().splitlines()]
 

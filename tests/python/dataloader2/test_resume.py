@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import pytest
 
-import random_pipelines
+from lives import pipelines
 from one_rank import Alone
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -177,7 +177,7 @@ def test_a_state_of_some_items_ago_brings_them_again(service):
 @pytest.mark.parametrize("service", ["none", "in process", "workers"])
 def test_items_ago_in_the_first_epoch_behind_a_loaded_one_know_what_outlived_that(service):
     def made():
-        return DataLoader2(random_pipelines.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
+        return DataLoader2(pipelines.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
 
     with made() as loader:
         loader.seed(3)
@@ -281,7 +281,7 @@ def test_another_thread_saves_while_main_reads(service):
 @pytest.mark.parametrize("budget", [0, 1 << 20])
 def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recwarn):
     def large():
-        return pipeline(dispatched).map(random_pipelines.large)
+        return pipeline(dispatched).map(pipelines.large)
 
     warnings.filterwarnings("default", "the main process holds .* more than the memory budget")
     loader, iterator, _ = begun(workers(memory_budget=budget), large, items=7)

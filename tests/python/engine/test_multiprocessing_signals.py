@@ -226,7 +226,7 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_handler_that_raises_while_workers_are_started_is_heard_and_nothing_is_left(family):
-    """Random moments; `python -m random_signals` tries more of them."""
+    """Random moments; `python -m drivers signals` tries more of them."""
     for seed in range(2):
         plan = random_signals.Plan(seed, ["fork"])
         plan.family = family

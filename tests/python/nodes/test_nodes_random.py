@@ -1,4 +1,4 @@
-"""Random programs over nodes, some of them: `python -m random_nodes` runs as many as one likes."""
+"""Random programs over nodes, some of them: `python -m drivers nodes` runs as many as one likes."""
 
 from __future__ import annotations
 

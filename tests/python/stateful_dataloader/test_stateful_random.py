@@ -1,4 +1,4 @@
-"""Random programs over StatefulDataLoader, some of them: `python -m random_stateful` runs as many as one likes."""
+"""Random programs over StatefulDataLoader, some of them: `python -m drivers stateful` runs as many as one likes."""
 
 from __future__ import annotations
 

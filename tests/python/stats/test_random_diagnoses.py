@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
-from random_diagnoses import KINDS, Case, cases, load_of, verdict_on, wrong_in
+from random_diagnoses import KINDS, Case, case_of, judged, load_of
 
 pytestmark = pytest.mark.alone
 
@@ -20,10 +20,9 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "case", list(cases(seed=1, pipelines=len(KINDS))), ids=lambda case: case.kind.replace(" ", "-")
+    "case", list(map(case_of, range(1000, 1000 + len(KINDS)))), ids=lambda case: case.kind.replace(" ", "-")
 )
 def test_what_limits_a_pipeline_is_named_on_a_busy_machine(case: Case, busy: None) -> None:
     if case.kind == "cores" and not os.path.exists("/proc/self/schedstat"):
         pytest.skip("this kernel does not say who stands in line")
-    verdict = verdict_on(case)
-    assert not wrong_in(case, verdict), f"{case}\n{case.pipe}\n{verdict}"
+    assert judged(case) == 1

@@ -1,6 +1,6 @@
 """Runs random programs under one or two Python interpreters, and counts by category how many were right.
 
-A judge runs the program of a seed in fresh processes and says what became of it, as a `Verdict`. `main` runs judges
+A judge runs the program of a seed in fresh processes and says what became of it, as a `Verdict`. A driver has judges
 side by side, one of each interpreter, and prints the table.
 """
 
@@ -10,13 +10,14 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
+
+from drivers.frame import Driver
 
 
 @dataclass
@@ -124,49 +125,47 @@ def unknown(verdicts: list[Verdict]) -> list[str]:
     return lines
 
 
-def main(
-    module: str,
-    text: str | None,
+def driver_of(
     judge: Callable[[str, float], Judge],
     categories: tuple[str, ...],
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
-) -> int:
-    """The command line of a module of random programs.
+) -> Driver:
+    """The driver of a module of random programs.
 
     Args:
-        module: its name.
-        text: what it does.
         judge: makes a judge of an interpreter's path and of the seconds after which a run counts as hung.
         categories: of programs.
         more: lines about the programs of one interpreter.
     """
-    cli = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--seed", type=int, default=1, help="the first seed; later programs take the next ones")
-    cli.add_argument("--programs", type=int, default=100, help="how many")
-    cli.add_argument("--seconds", type=float, default=float("inf"), help="how long to begin programs")
-    cli.add_argument("--python", default=sys.executable, help="the interpreter that is measured")
-    cli.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
-    cli.add_argument("--limit", type=float, default=30, help="seconds after which a run counts as hung")
-    options = cli.parse_args()
-    pythons = {"ours": options.python} | ({"beside": options.beside} if options.beside else {})
-    columns: dict[str, list[Verdict]] = {name: [] for name in pythons}
-    started = time.monotonic()
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(pythons)) as pool:
-        judges = {name: stack.enter_context(judge(python, options.limit)) for name, python in pythons.items()}
-        for seed in range(options.seed, options.seed + options.programs):
-            if time.monotonic() - started > options.seconds:
-                break
-            futures = {name: pool.submit(one.judge, seed) for name, one in judges.items()}
-            for name, future in futures.items():
-                columns[name].append(future.result())
-            told = columns["ours"][-1]
-            if told.told:
-                theirs = f" (beside: {columns['beside'][-1].told or 'exact'})" if options.beside else ""
-                print(f"seed {seed}, {told.category}: {told.words}\n    {told.told}{theirs}")
-                print(f"    again: python -m {module} --programs 1 --seed {seed} --python {options.python}", flush=True)
-    print("\n".join(table(columns, categories)))
-    for name, verdicts in columns.items():
-        print("\n".join([f"{name}:", *more(verdicts), *unknown(verdicts)]))
-    minutes = (time.monotonic() - started) / 60
-    print(f"{len(columns['ours'])} programs from seed {options.seed} in {minutes:.1f} minutes")
-    return int(any(one.told for one in columns["ours"]))
+    judges: dict[str, Judge] = {}
+    columns: dict[str, list[Verdict]] = {}
+
+    @contextlib.contextmanager
+    def around(options: argparse.Namespace) -> Iterator[None]:
+        pythons = {"ours": options.python} | ({"beside": options.beside} if options.beside else {})
+        with contextlib.ExitStack() as stack:
+            for name, python in pythons.items():
+                judges[name], columns[name] = stack.enter_context(judge(python, options.phase_limit)), []
+            yield
+        print("\n".join(table(columns, categories)))
+        for name, verdicts in columns.items():
+            print("\n".join([f"{name}:", *more(verdicts), *unknown(verdicts)]))
+
+    def check(seed: int) -> int:
+        with ThreadPoolExecutor(len(judges)) as pool:
+            found = list(pool.map(lambda one: one.judge(seed), judges.values()))
+        for name, verdict in zip(judges, found, strict=True):
+            columns[name].append(verdict)
+        ours, *theirs = found
+        if ours.told:
+            beside = "".join(f" (beside: {one.told or 'exact'})" for one in theirs)
+            raise Wrong(f"{ours.category}: {ours.words}\n    {ours.told}{beside}")
+        return 1
+
+    def options_of(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--python", default=sys.executable, help="the interpreter that is measured")
+        parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
+        parser.add_argument("--phase-limit", type=float, default=30, help="seconds after which a run counts as hung")
+
+    # Programs run in fresh processes anyway.
+    return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

@@ -1,4 +1,4 @@
-"""Hostile input from a seed, for whatever reads what others wrote: `python -m fuzz_files 10` (`make fuzz-files`).
+"""Hostile input from a seed, for whatever reads what others wrote: `python -m drivers files` (`make fuzz-files`).
 
 A *target* is a function of a `random.Random`: it makes one input, has it read, and checks what came of that. An error
 that the reader promises is fine, so the target catches it; any other exception is a finding. So are an input that takes
@@ -18,11 +18,10 @@ import itertools
 import random
 import resource
 import signal
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from drivers.frame import Driver
 
 #: Where targets stand; one that is not there is passed over.
 MODULES = ("fuzz_archives", "fuzz_states")
@@ -110,39 +109,40 @@ def _limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Has all targets try inputs in turn; returns how many went wrong."""
-    parser = argparse.ArgumentParser(prog="fuzz_files", description=__doc__.splitlines()[0])
-    parser.add_argument("minutes", type=float, nargs="?", default=1.0)
-    parser.add_argument("--inputs", type=int, default=sys.maxsize, help="how many inputs each target tries at most")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first input")
-    parser.add_argument("--targets", default="", help="names of targets, with commas; or parts of names")
-    options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # of libraries, about what they read
+@dataclass
+class Inputs:
+    """The inputs of some numbers, one of each for each target."""
+
+    numbers: range
+    targets: dict[str, Target]
+
+
+def plan_of(number: int, options: argparse.Namespace) -> Inputs:
+    """The targets whose names have one of the parts that the command line names."""
     parts = options.targets.split(",")
-    chosen = {name: target for name, target in targets().items() if any(part in name for part in parts)}
-    if not chosen:
-        parser.error(f"no target is called so: {options.targets}; there are {', '.join(targets())}")
-    seconds, tried, wrong = dict.fromkeys(chosen, 0.0), dict.fromkeys(chosen, 0), 0
-    end = time.monotonic() + 60 * options.minutes
-    for number in itertools.islice(itertools.count(options.first), options.inputs):
-        for name, target in chosen.items():
-            began = time.monotonic()
-            try:
-                check(name, target, number)
-            except Exception:
-                wrong += 1
-                traceback.print_exc()
-                print(f"--- again: python -m fuzz_files --targets {name} --first {number} --inputs 1", flush=True)
-            tried[name] += 1
-            seconds[name] += time.monotonic() - began
-        if time.monotonic() > end or wrong > 20:
-            break
-    for name in chosen:
-        print(f"{name}: {tried[name]} inputs in {seconds[name]:.1f} s")
-    print(f"{wrong} of {sum(tried.values())} inputs went wrong")
-    return wrong
+    chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
+    return Inputs(range(10 * number, 10 * number + 10), chosen)
 
 
-if __name__ == "__main__":
-    sys.exit(min(main(), 1))
+def check_inputs(plan: Inputs) -> int:
+    """Has all targets try their inputs; returns how many there were.
+
+    Raises:
+        Exception: the first that a target did not expect.
+    """
+    for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
+        try:
+            check(name, target, number)
+        except Exception as error:
+            error.add_note(f"target {name}, input {number}")
+            raise
+    return len(plan.numbers) * len(plan.targets)
+
+
+DRIVER = Driver(
+    plan_of,
+    check_inputs,
+    "inputs",
+    is_quiet=lambda _: False,
+    more=lambda parser: parser.add_argument("--targets", default="", help="names of targets or parts, with commas"),
+)

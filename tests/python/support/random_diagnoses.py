@@ -1,7 +1,6 @@
 """Pipelines made at random, each slow for one known reason: how often does `diagnose` name it?
 
-    python -m random_diagnoses --pipelines 30 --seed 1           # in tests/python/support
-    python -m random_diagnoses --pipelines 30 --seed 1 --load 2  # beside two processes that only compute
+    python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; beside two processes that only compute
 
 A verdict is right if it is of the kind, and names the pipe and the process, that the pipeline was built to have. The
 slow part of each is several times as slow as all the rest, so that a busy machine does not change what is to blame.
@@ -9,13 +8,11 @@ slow part of each is several times as slow as all the rest, so that a busy machi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import multiprocessing
 import os
 import random
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from drivers.frame import Driver
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -340,11 +338,9 @@ KINDS: tuple[Callable[[Maker], Case], ...] = (
 )
 
 
-def cases(seed: int, pipelines: int) -> Iterator[Case]:
-    """So many pipelines: as many of each kind, as far as that goes."""
-    for number in range(pipelines):
-        maker = Maker(1000 * seed + number)
-        yield KINDS[(number + seed) % len(KINDS)](maker)
+def case_of(seed: int) -> Case:
+    """The pipeline of a seed: of each kind in turn."""
+    return KINDS[(seed + 9) % len(KINDS)](Maker(seed))
 
 
 # -- running them ------------------------------------------------------------------------------------------
@@ -380,6 +376,14 @@ def wrong_in(case: Case, verdict: Any) -> list[str]:
     return [f"{name} {found[name]!r}, not {what!r}" for name, what in wanted.items() if what not in (None, found[name])]
 
 
+def judged(case: Case) -> int:
+    """Runs a pipeline, and judges the verdict."""
+    verdict = verdict_on(case)
+    wrong = wrong_in(case, verdict)
+    assert not wrong, f"{'; '.join(wrong)}\n{case.pipe}\n{verdict}"
+    return 1
+
+
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
     """Lets this process, and those that it starts, use so many cores."""
@@ -412,24 +416,10 @@ def load_of(processes: int) -> Iterator[None]:
             process.join()
 
 
-def main() -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pipelines", type=int, default=30)
-    parser.add_argument("--load", type=int, default=0, help="processes that compute beside it")
-    options = parser.parse_args()
-    right = 0
-    with load_of(options.load):
-        for number, case in enumerate(cases(options.seed, options.pipelines)):
-            verdict = verdict_on(case)
-            wrong = wrong_in(case, verdict)
-            right += not wrong
-            if wrong:
-                print(f"{number}: {'; '.join(wrong)}\n{case}\n{case.pipe}\n{verdict}\n", flush=True)
-    print(f"seed {options.seed}: {right} of {options.pipelines} right")
-    return 0 if right == options.pipelines else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+DRIVER = Driver(
+    lambda seed, _: case_of(seed),
+    lambda case: judged(case),
+    "verdicts",
+    around=lambda options: load_of(options.load),
+    more=lambda parser: parser.add_argument("--load", type=int, default=0, help="processes that compute beside it"),
+)

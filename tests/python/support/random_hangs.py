@@ -1,6 +1,6 @@
 """Processes that hang at random items, in random ways, and are replaced: it must not show in what a loader gives.
 
-    python -m random_hangs --seconds 600 --seed 1 --start-methods fork,spawn,forkserver     # in tests/python/support
+    python -m drivers hangs --seconds 600 --seed 1 --start-methods fork,spawn,forkserver     # in tests/python/support
 
 A program is a graph, a `StatefulDataLoader` or a node, read up to some item, and by another loader from the state
 there. In each of the two, processes hang at some items.
@@ -9,14 +9,13 @@ there. In each of the two, processes hang at some items.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from driving import drive, parser_of
+from drivers.frame import Driver
 from hanging import WAYS, Hanging
 from leftovers import children, told
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -167,11 +166,4 @@ def check(plan: Plan) -> int:
     return hung
 
 
-def main() -> int:
-    options = parser_of(__doc__).parse_args()
-    methods = tuple(options.start_methods.split(","))
-    return drive(options, lambda seed: Plan(seed, methods), check, "hangs")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+DRIVER = Driver(lambda seed, options: Plan(seed, tuple(options.start_methods.split(","))), check, "hangs")

@@ -1,6 +1,6 @@
 """Random bytes in the memory that processes share: each run ends in right items or an error, and all is released.
 
-    python -m random_scribbles --seconds 1800 --runs 5000     # in tests/python/support
+    python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
 A worker, the dispatching process or the main process writes random bytes into the rings, the bells, the counters or the
 memory for stacks, once or with each item. The blocks of arrays are left alone: their bytes are the user's and carry no
@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 
-from driving import drive, parser_of
+from drivers.frame import Driver
 from families import TORCH, Mapped, identity
 from leftovers import children
 from torchdata._engine.processes import shutdown
@@ -244,5 +244,4 @@ def _look(opened):
         raise _LookingError from error
 
 
-if __name__ == "__main__":
-    sys.exit(drive(parser_of(__doc__).parse_args(), Plan, check, "whole epochs"))
+DRIVER = Driver(lambda seed, _: Plan(seed), check, "whole epochs")

@@ -10,11 +10,10 @@ import gc
 import os
 import random
 import signal
-import sys
 import time
 import traceback
 
-from driving import drive, parser_of
+from drivers.frame import Driver
 from families import FAMILIES
 from leftovers import children
 
@@ -110,7 +109,4 @@ def check(plan):
     return len(plan.moments)
 
 
-if __name__ == "__main__":
-    options = parser_of(__doc__).parse_args()
-    methods = options.start_methods.split(",")
-    sys.exit(drive(options, lambda seed: Plan(seed, methods), check, "starts"))
+DRIVER = Driver(lambda seed, options: Plan(seed, options.start_methods.split(",")), check, "starts")

@@ -1,6 +1,6 @@
 """Random pipelines of functions that raise at random items, behind `on_error`: held against plain Python.
 
-    python -m random_skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
+    python -m drivers skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
 
 A seed stands for a pipeline: whole, or in workers, of which some die and are replaced, with a part of it in the
 dispatching process or in main. It is read as a whole, and up to a random item and from the state there on; the items,
@@ -13,13 +13,12 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from driving import drive, parser_of
+from drivers.frame import Driver
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes._pipe.skipping import table_of
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
@@ -283,9 +282,4 @@ def check(plan: Plan) -> int:
     return len(plan.model()[0])
 
 
-def main() -> int:
-    return drive(parser_of(__doc__).parse_args(), Plan, check, "items")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+DRIVER = Driver(lambda seed, _: Plan(seed), check, "items")

@@ -5,12 +5,11 @@ random containers. What arrives must have the elements, shapes and types that pi
 there: a write into one tensor is seen in the same others. Then parts of what arrived are dropped in a random order
 while more items are sent: all that is kept stays as it was, and the last reference gives the memory back.
 
-By hand: `python -m random_tensors 1000 --seed 1`.
+By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import random
@@ -18,6 +17,7 @@ from collections import namedtuple
 
 import torch
 
+from drivers.frame import Driver
 from loopback import Loopback
 
 Pair = namedtuple("Pair", "first second")
@@ -228,16 +228,11 @@ def hold_to_the_end(seed):
     assert in_use(link) == 0
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", type=int)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    for seed in range(arguments.seed, arguments.seed + max(1, arguments.cases // 50)):
-        print(f"seed {seed}", flush=True)
-        run(seed, min(50, arguments.cases))
-        hold_to_the_end(seed)
+def check_many(seed):
+    """Some cases of a seed; how many there were."""
+    run(seed, 50)
+    hold_to_the_end(seed)
+    return 50
 
 
-if __name__ == "__main__":
-    main()
+DRIVER = Driver(lambda seed, _: seed, check_many, "cases")

@@ -1,18 +1,17 @@
 """Faults of ranks at random moments: what the others hear of it, after how long, and what is left behind.
 
-    python tests/python/support/rank_chaos.py --seed 1 --jobs 100 --lanes 2
+    python -m drivers ranks --seconds 600 --jobs 2
 
 A job is 2 to 4 ranks that run a few short epochs. Its seed decides all but the timing: how they run, who fails, how,
 and at which moment. Rank 0 may hold the store of the job, as it does without torchrun. Ranks are forked from a process
-that has imported torch, and end as programs do, by the interpreter's own exit. `--only 17` repeats one job and shows
-it; the script ends with 1 where a job broke a rule (see `judge`).
+that has imported torch, and end as programs do, by the interpreter's own exit. `judge` has the rules.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -23,10 +22,13 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from drivers.frame import Driver, Leaves
+from watchdog import session
 
 #: Seconds beyond the time-out in which all survivors must have raised: the rule is 1.5, the rest is for machines
 #: that do other things at the same time.
@@ -37,9 +39,6 @@ EXIT_GRACE = 30.0
 
 #: Where a fault may strike its rank.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
-
-#: Stands for the number of a process that only holds the store.
-AGENT = -1
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
 
@@ -62,6 +61,7 @@ class Plan:
     pace: float  # seconds that each item takes
     pause: float  # seconds between epochs
     leaves: bool = False  # whether all ranks leave their loop in the middle of the second epoch
+    results: str | None = None  # a file for a line on the job
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -239,30 +239,17 @@ class Rank:
             os.kill(self.pid, number)
 
 
-class Began(BaseException):
-    """Raised in a forked rank to leave the driver's frames, so that the interpreter ends as a program's does."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-
-def members_of_session(session: int) -> list[int]:
-    """The processes of a session that are no zombies."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and fields[0] not in "ZX":
-                    found.append(int(entry))
-    return found
+def begin(program: Callable[[], None]) -> NoReturn:
+    """Goes on as another program in this forked process, which ends by the interpreter's own exit."""
+    _ranks.add(os.getpid())
+    raise Leaves(program)
 
 
 def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
     """Runs a job and strikes; what came of it."""
     agent = os.fork() if plan.store == "outside" else None
     if agent == 0:
-        raise Began(AGENT)
+        begin(lambda: run_agent(folder))
     ranks = []
     for number in range(plan.ranks):
         pid = os.fork()
@@ -271,20 +258,20 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
             output = os.open(folder / f"{number}.out", os.O_CREAT | os.O_WRONLY, 0o600)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            raise Began(number)
+            begin(functools.partial(run_rank, plan, number, folder))
         ranks.append(Rank(pid, folder, number))
     try:
         struck, resumed = watch(plan, ranks)
         left = []
         for rank in ranks:
-            rank_left = [pid for pid in members_of_session(rank.pid) if pid != rank.pid]
+            rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
                 time.sleep(2)  # workers see the death of their main, and go
-                rank_left = members_of_session(rank.pid)
+                rank_left = session(rank.pid)
                 left += rank_left
     finally:
         for rank in ranks:
-            for pid in {rank.pid, *members_of_session(rank.pid)}:
+            for pid in {rank.pid, *session(rank.pid)}:
                 with contextlib.suppress(ProcessLookupError):
                     if rank.exit is None or pid != rank.pid:
                         os.kill(pid, signal.SIGKILL)
@@ -417,89 +404,56 @@ def blamed(text: str) -> set[int]:
     return found | {int(rank) for rank in re.findall(r"rank (\d+) (?:raised|shut)", text)}
 
 
-def run_lane(plans: list[Plan], results: Path) -> None:
-    """Runs jobs one after the other; appends a line on each to a file."""
-    with results.open("a") as file:
-        for plan in plans:
-            folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
-            try:
-                result = run_job(plan, folder)
-            except Began as began:
-                file = None  # type: ignore[assignment]
-                return run_agent(folder) if began.rank == AGENT else run_rank(plan, began.rank, folder)
-            finally:
-                if os.getpid() == _lane[0]:
-                    shutil.rmtree(folder, ignore_errors=True)
+def check(plan: Plan) -> int:
+    """Runs a job; returns how many ranks told of an error.
+
+    Raises:
+        AssertionError: the job broke a rule.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
+    try:
+        result = run_job(plan, folder)
+    finally:
+        if os.getpid() not in _ranks:
+            shutil.rmtree(folder, ignore_errors=True)
+    if plan.results is not None:
+        with open(plan.results, "a") as file:
             file.write(json.dumps(result) + "\n")
-            file.flush()
+    lines = [json.dumps(told) for told in result["told"]]
+    lines += [f"output of rank {rank}: {output[-3000:]}" for rank, output in result["outputs"].items() if output]
+    assert not result["broken"], "\n".join([f"broke: {', '.join(result['broken'])}", *lines])
+    return len(lines)
 
 
-#: The process id of the lane that this process is, or was forked from.
-_lane = [0]
+#: The numbers of the processes, this one if so, that were forked from that of a plan.
+_ranks: set[int] = set()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("--only", type=int, help="the seed of one job")
-    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
-    parser.add_argument("--results", type=Path)
-    arguments = parser.parse_args()
-    if arguments.plans is not None:
-        plans = [Plan(**plan) for plan in arguments.plans]
-    elif arguments.only is not None:
-        plans = [Plan.draw(arguments.only)]
+def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:
+    if options.plans is None:
+        plan = Plan.draw(seed)
+    elif seed - options.seed < len(options.plans):
+        plan = Plan(**options.plans[seed - options.seed])
     else:
-        plans = [Plan.draw(arguments.seed * 100_000 + number) for number in range(arguments.jobs)]
-    results = arguments.results or Path(tempfile.mkstemp(prefix="rank-chaos-", suffix=".json")[1])
+        return None
+    plan.results = options.results
+    return plan
 
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
+    parser.add_argument("--results", help="a file for a line of JSON on each job")
+
+
+@contextlib.contextmanager
+def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torch.distributed  # noqa: F401
 
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
     gc.freeze()  # else each rank copies all that was imported as it ends, since the collector goes through it then
-    lanes = []
-    for number in range(arguments.lanes):
-        pid = os.fork()
-        if pid == 0:
-            _lane[0] = os.getpid()
-            run_lane(plans[number :: arguments.lanes], results)
-            return 0
-        lanes.append(pid)
-    for pid in lanes:
-        os.waitpid(pid, 0)
-    return report(results, verbose=len(plans) == 1)
+    yield
 
 
-def report(results: Path, verbose: bool) -> int:
-    """Prints what came of the jobs; 1 where one broke a rule or none ran."""
-    jobs = [json.loads(line) for line in results.read_text().splitlines()]
-    counts = collections.Counter(rule for job in jobs for rule in set(job["broken"]))
-    errors = [told for job in jobs for told in job["told"] if told.get("kind", "complete") != "complete"]
-    for job in jobs:
-        if job["broken"] or verbose:
-            print(json.dumps(job["plan"]))
-            for told in job["told"]:
-                print("   ", json.dumps(told))
-            print("   broke:", ", ".join(job["broken"]) or "nothing")
-            if verbose:
-                for rank, output in job["outputs"].items():
-                    print(f"    output of rank {rank}: {output[-3000:]}")
-    print(f"{len(jobs)} jobs, {sum(job['struck'] for job in jobs)} struck, {len(errors)} errors of ranks")
-    print(f"{sum(bool(job['broken']) for job in jobs)} broke a rule: {dict(counts)}")
-    print(f"results: {results}")
-    return int(bool(counts) or not jobs)
-
-
-if __name__ == "__main__":
-    try:
-        code = main()
-    except SystemExit:
-        raise
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.exit(code)
+DRIVER = Driver(plan_of, check, "reports of ranks", around=with_torch, more=more)

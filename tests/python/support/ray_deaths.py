@@ -1,4 +1,4 @@
-"""Loaders on Ray whose workers, actors, raylets and nodes die at random: `python -m ray_deaths --seconds 600`.
+"""Loaders on Ray whose workers, actors, raylets and nodes die at random: `python -m drivers ray --seconds 600`.
 
 A cluster of three nodes beside the head serves all runs. Each run takes a random pipeline, options and moments, and its
 items are compared with those of workers on this machine. At an item, or a moment later, something happens: a worker, an
@@ -10,20 +10,17 @@ that hangs shows its stacks and ends all.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import pickle
 import random
 import signal
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from driving import drive, parser_of
+from drivers.frame import Driver
 from process_checks import MULTIPROCESSING
 from ray_cluster import add, join, nodes, raylet_of
 from remote_pipelines import array, as_it_is, drawn, many, numbered, plain, reading, wide
@@ -32,8 +29,6 @@ from torchdata._engine.remote.dispatching import DispatchingChild
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Seconds after which a run hangs.
-PATIENCE = 400.0
 NODES = 3
 #: Seconds after which a worker that gives nothing hangs, and of a moment.
 TIMEOUT, MOMENT = 4.0, 0.6
@@ -253,25 +248,24 @@ def check(plan: Plan, machines: Any, happened: Counter[str]) -> int:
         snapshots.cadence = usual
 
 
-def main() -> int:
-    options = parser_of(__doc__).parse_args()
-    happened: Counter[str] = Counter()
+#: The cluster of the program, and what has happened.
+_machines: list[Any] = []
+_happened: Counter[str] = Counter()
+
+
+@contextlib.contextmanager
+def cluster(_options: Any) -> Iterator[None]:
     with nodes(NODES) as machines:
-
-        def watched(plan: Plan) -> int:
-            faulthandler.dump_traceback_later(PATIENCE, exit=True)
-            began, before = time.monotonic(), Counter(happened)
-            try:
-                return check(plan, machines, happened)
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-                took, new = time.monotonic() - began, dict(happened - before)
-                print(f"{time.strftime('%H:%M:%S')} seed {plan.seed}: {took:.1f} s, {new}", flush=True)
-
-        failed = drive(options, plan_of, watched, "deaths")
-    print(f"in all: {dict(happened)}")
-    return failed
+        _machines[:] = [machines]
+        yield
+    print(f"in all: {dict(_happened)}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+DRIVER = Driver(
+    lambda seed, _: plan_of(seed),
+    lambda plan: check(plan, _machines[0], _happened),
+    "deaths",
+    limit=400.0,
+    around=cluster,
+    forks=False,  # no fork keeps what Ray has in a process
+)

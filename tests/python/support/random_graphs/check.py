@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import pickle
 import random
 import sys
@@ -11,6 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from drivers.frame import Driver, Skipped
 from pipes_table import seed
 from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
@@ -29,10 +32,6 @@ from torchdata.datapipes.state import (
 
 class Different(AssertionError):
     """A resumed run was another one."""
-
-
-class NotComparable(Exception):
-    """The graph does not run, or not twice alike."""
 
 
 class Plain:
@@ -97,7 +96,7 @@ def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
     """The items of each epoch of a run without a stop, and of one more epoch.
 
     Raises:
-        NotComparable: the graph fails, or does not repeat itself.
+        Skipped: the graph fails, or does not repeat itself.
     """
     runs = []
     for _ in range(2):
@@ -110,10 +109,10 @@ def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
                 epochs.append(list(islice(run.items(), 10_000)))
             run.close()
         except Exception as error:
-            raise NotComparable(repr(error)) from error
+            raise Skipped(repr(error)) from error
         runs.append(epochs)
     if runs[0] != runs[1]:
-        raise NotComparable("two runs differ")
+        raise Skipped("two runs differ")
     return runs[0]
 
 
@@ -230,7 +229,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
     Raises:
         Different: one is wrong; the message says which.
-        NotComparable: as by `whole`.
+        Skipped: as by `whole`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -243,7 +242,31 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             except Exception as error:
                 # Threads that run ahead of a pipe that leaves them draw the same numbers more often than not.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
-                    raise NotComparable("runs differ") from error
+                    raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")
                 raise
     return len(ways)
+
+
+@contextlib.contextmanager
+def with_torch(options: argparse.Namespace) -> Iterator[None]:
+    """Imports torch, whose pipes are in graphs, too, where it is there."""
+    if not options.no_torch:
+        with suppress(ImportError):
+            import torch.utils.data  # noqa: F401
+    yield
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-torch", action="store_true", help="without torch's pipes and generator")
+
+
+DRIVER = Driver(
+    lambda seed, _: Graph(seed),
+    lambda graph: check_graph(graph, away=0.005),
+    "ways through graphs",
+    limit=120.0,
+    around=with_torch,
+    more=more,
+    is_quiet=lambda _: False,
+)

@@ -6,14 +6,7 @@ import random
 from typing import Any
 
 from random_graphs import users
-from random_graphs.check import start
 from random_graphs.graphs import Graph
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-
-#: How often each start method is drawn. The methods that do not fork import everything anew, which takes a second.
-METHODS = {"fork": 20, "forkserver": 1, "spawn": 1}
-#: Where the global generators stand when a state is loaded.
-OTHER = 17
 
 
 class Loader:
@@ -42,7 +35,6 @@ class Loader:
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        self.prefetches = 3 if self.graph.flavour == "threads" else 0
         #: When a snapshot is due after another one, see `snapshots.SECONDS`.
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
@@ -69,37 +61,6 @@ class Loader:
         if not self.arrays:
             return pipe.sharding_round_robin_dispatch()
         return pipe.map(users.array).sharding_round_robin_dispatch().map(users.number)
-
-    def made(self, method: str = "fork", state: dict[str, Any] | None = None, way: str = "new") -> DataLoader2[Any]:
-        """A loader.
-
-        Args:
-            method: how workers are started.
-            state: where it goes on.
-            way: how it is loaded: into a new loader, or after `iter`, or `from state` alone.
-        """
-        start(self.number)  # some pipes read their sources while they are made, to know a length
-        if state is not None and way == "from state" and state["serialized_datapipe"] is not None:
-            start(OTHER)
-            return DataLoader2.from_state(state, self._service(method))
-        loader: DataLoader2[Any] = DataLoader2(self.pipe(), reading_service=self._service(method))
-        try:
-            if state is None or way == "after iter":
-                loader.seed(self.number)
-            if way == "after iter":
-                iter(loader)
-            if state is not None:
-                start(OTHER)
-                loader.load_state_dict(state)
-        except BaseException:
-            loader.shutdown()
-            raise
-        return loader
-
-    def _service(self, method: str) -> Any:
-        if self.service == "workers":
-            return MultiProcessingReadingService(self.workers, method, timeout=100.0, **self.options)
-        return InProcessReadingService(self.prefetches) if self.service == "in process" else None
 
     def __str__(self) -> str:
         how = self.service

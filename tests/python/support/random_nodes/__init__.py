@@ -5,5 +5,5 @@ some of its states for three epochs more. All must give the same. `sources` are 
 from a seed, `running` runs it in a process of `fresh_processes`, `judging` compares. Half of the graphs have only nodes
 of torchdata 0.11, so that it can be measured beside.
 
-    python -m random_nodes --programs 1000 --seed 1 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers nodes --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from beside import Verdict, Wrong, difference, without
+from beside import Verdict, Wrong, difference, driver_of, without
 from fresh_processes import FreshProcesses
+from random_nodes.graphs import CATEGORIES
 from random_nodes.programs import Program, program_of
 
 
@@ -95,3 +96,6 @@ class Judge:
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]
         return difference(found, expected, program.in_order)
+
+
+DRIVER = driver_of(Judge, CATEGORIES)

@@ -6,5 +6,5 @@ the saved state for three epochs more. The last run must give what the first one
 a seed, `running` runs it in a process of `fresh_processes`, `judging` compares. None of them needs more than torch,
 NumPy and some torchdata, so that another torchdata can be measured beside.
 
-    python -m random_stateful --programs 2000 --seed 1 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers stateful --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

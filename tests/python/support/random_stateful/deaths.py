@@ -1,6 +1,6 @@
 """Deaths and hangs of the workers of a random program, which others replace: they must not show in what it gives.
 
-    python -m random_stateful.deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
+    python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
 The program of a seed runs whole, without and with deaths; and with them up to its stop, and from its state on.
 """
@@ -11,7 +11,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -144,27 +143,3 @@ def check(judge: Any, seed: int, method: str) -> int:
         raise Wrong(f"with deaths behind the state: {different}")
     check_skipped(program, rest["skipped"], skipped[first:])
     return count + int(stop["known"]["deaths"]) + int(rest["known"]["deaths"])
-
-
-def main() -> int:
-    from driving import drive, parser_of
-    from random_stateful.judging import Judge
-    from random_stateful.programs import program_of
-
-    options = parser_of(__doc__).parse_args()
-    methods = options.start_methods.split(",")
-    with Judge(limit=240.0) as judge:
-
-        def method_of(seed: int) -> str:
-            return random.Random(seed).choice(methods)
-
-        return drive(
-            options,
-            lambda seed: (seed, program_of(seed).words()),
-            lambda plan: check(judge, plan[0], method_of(plan[0])),
-            "deaths",
-        )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from beside import Verdict, Wrong, difference, without
+from beside import Verdict, Wrong, difference, driver_of, without
+from drivers.frame import Driver
 from fresh_processes import FreshProcesses
-from random_stateful.programs import Program, program_of
+from random_stateful import deaths
+from random_stateful.programs import CATEGORIES, Program, program_of
 
 
 class Judge:
@@ -128,3 +134,39 @@ def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> No
     """
     if found != expected and (program.in_order or not program.breaks):
         raise Wrong(f"skipped {found}, and not {expected}")
+
+
+def of_states(verdicts: list[Verdict]) -> list[str]:
+    """Counts of the kinds of states, and of epochs that were those of torch's own loader."""
+    torch = [one for one in verdicts if one.unlike is not None]
+    told = [one.known for one in verdicts if "json" in one.known]
+    sizes = [one["size"] for one in told] or [0]
+    return [
+        f"  epochs of torch's loader: {sum(not one.unlike for one in torch)} of {len(torch)}",
+        f"  states that are JSON: {sum(one['json'] for one in told)} of {len(told)},"
+        f" that are alike when asked for twice: {sum(one['alike'] for one in told)},"
+        f" bytes in the median: {statistics.median(sizes):.0f}, at most {max(sizes)}",
+    ]
+
+
+DRIVER = driver_of(Judge, CATEGORIES, of_states)
+
+
+_of_deaths: list[Judge] = []
+
+
+@contextlib.contextmanager
+def judge_of_deaths(_options: Any) -> Iterator[None]:
+    with Judge(limit=240.0) as judge:
+        _of_deaths[:] = [judge]
+        yield
+
+
+DEATHS = Driver(
+    lambda seed, options: (seed, random.Random(seed).choice(options.start_methods.split(","))),
+    lambda plan: deaths.check(_of_deaths[0], *plan),
+    "deaths",
+    limit=1000.0,
+    around=judge_of_deaths,
+    forks=False,
+)

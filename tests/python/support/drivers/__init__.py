@@ -1,0 +1,31 @@
+"""Programs that go where nobody has thought of a test: each draws plans from seeds, carries them out, and judges.
+
+    python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
+    python -m drivers lives --seed 17 --runs 1         # one of them again
+    python -m drivers all --seconds 3600               # each of them in turn, for as long
+
+`frame` has what they share: the loop over seeds, a process of its own for each plan, under a watchdog, what is left
+behind, and the report of a failure. Each driver is the `DRIVER` of a module.
+"""
+
+from __future__ import annotations
+
+#: Where each driver is: the module, and its name there if that is not `DRIVER`.
+DRIVERS = {
+    "lives": "lives.run",
+    "graph-lives": "lives.graphs",
+    "graphs": "random_graphs.check",
+    "hangs": "random_hangs",
+    "skips": "random_skips",
+    "signals": "random_signals",
+    "threads": "random_threads",
+    "scribbles": "random_scribbles",
+    "tensors": "random_tensors",
+    "files": "fuzz_files",
+    "stateful": "random_stateful.judging",
+    "stateful-deaths": "random_stateful.judging:DEATHS",
+    "nodes": "random_nodes.judging",
+    "diagnoses": "random_diagnoses",
+    "ranks": "rank_chaos",
+    "ray": "ray_deaths",
+}

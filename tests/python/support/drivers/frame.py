@@ -1,0 +1,305 @@
+"""The frame of all drivers: plans of one seed after the other, each in a process under a watchdog, and their report."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import dataclasses
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from leftovers import children, descriptors, shared_mappings, told
+from watchdog import end_session, show_stacks, survivors_of
+
+#: Seconds between two lines that say how far a driver is.
+SAID = 60.0
+#: Seconds within which all is gone that a plan has started, on a busy machine.
+GONE = 60.0
+#: Frames of stacks that say nothing.
+DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
+
+
+class Skipped(Exception):
+    """The plan cannot be judged; the text says why."""
+
+
+class Leaves(BaseException):
+    """Leaves all frames in a process that a plan has forked, which goes on as a program of its own."""
+
+    def __init__(self, program: Callable[[], None]) -> None:
+        self.program = program
+
+
+@dataclasses.dataclass(frozen=True)
+class Driver:
+    """What a driver adds to the frame.
+
+    Args:
+        plan_of: from a seed and the options, what is to be run; its `repr` is for a person to read. None: no more is.
+        check: runs it and returns how much of what `noun` names there was; raises what is wrong, or `Skipped`.
+        noun: what is counted.
+        limit: seconds after which a plan counts as hung.
+        around: what is set up around all plans.
+        forks: whether each plan has a process of its own.
+        is_quiet: whether a plan prints nothing, if it is right.
+        more: adds options.
+        start_methods: to choose from, where the command line names none.
+    """
+
+    plan_of: Callable[[int, argparse.Namespace], Any]
+    check: Callable[[Any], int]
+    noun: str
+    limit: float = 240.0
+    around: Callable[[argparse.Namespace], contextlib.AbstractContextManager[Any]] = lambda _: contextlib.nullcontext()
+    forks: bool = True
+    is_quiet: Callable[[Any], bool] = lambda _: True
+    more: Callable[[argparse.ArgumentParser], object] = lambda _: None
+    start_methods: str = "fork"
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a plan: how much was counted, or why it was passed over, or what is wrong."""
+
+    count: int = 0
+    skipped: str = ""
+    wrong: str = ""
+    output: str = ""
+
+
+#: Where the process of a plan says what becomes of it.
+_speech: list[int] = []
+
+
+def _say(**what: Any) -> None:
+    for descriptor in _speech:
+        os.write(descriptor, (json.dumps(what) + "\n").encode())
+
+
+def about_to_die(number: int) -> None:
+    """Announces that the process of this plan is to die by a signal, at any moment from now on."""
+    _say(dies=number)
+
+
+def left_behind(descriptors_before: int) -> dict[str, Any]:
+    """What is left in this process, once it had time to go."""
+    deadline = time.monotonic() + GONE
+    while True:
+        gc.collect()
+        left = {
+            "child processes": children(),
+            # multiprocessing keeps a few of its own (resource tracker, fork server).
+            "more descriptors": max(0, descriptors() - descriptors_before - 6),
+            "shared mappings": shared_mappings(),
+            "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
+        }
+        left = {name: what for name, what in left.items() if what}
+        if not left or time.monotonic() > deadline:
+            left |= {"child processes": list(map(told, left["child processes"]))} if "child processes" in left else {}
+            return left
+        time.sleep(0.005)
+
+
+def check_here(driver: Driver, plan: Any) -> Outcome:
+    """Carries a plan out in this process."""
+    try:
+        return Outcome(driver.check(plan))
+    except Skipped as error:
+        return Outcome(skipped=str(error) or "skipped")
+    except Exception as error:
+        return Outcome(wrong=f"{type(error).__name__}: {error}", output=traceback.format_exc())
+
+
+class Forked:
+    """A process of its own for a plan, which is the first of a session."""
+
+    def __init__(self, driver: Driver, plan: Any) -> None:
+        self.driver, self.plan, self.started = driver, plan, time.monotonic()
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed at its end
+        self._listening, self._speaking = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run()
+        os.close(self._speaking)
+        self.code: int | None = None
+
+    def _run(self) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()  # so that all that it starts can be found, and Ctrl-C be sent to all of it
+            os.close(self._listening)
+            _speech[:] = [self._speaking]
+            for descriptor in (1, 2):
+                os.dup2(self.output.fileno(), descriptor)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+            before = descriptors()
+            outcome = check_here(self.driver, self.plan)
+            if not outcome.wrong and (left := left_behind(before)):
+                outcome.wrong = f"left behind: {left}"
+            print(outcome.output, end="")
+            _say(count=outcome.count, skipped=outcome.skipped, wrong=outcome.wrong)
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            code = 0
+        except Leaves:
+            raise
+        except BaseException:
+            traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+    def poll(self) -> int | None:
+        """How the process has ended, if it has."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.005)
+
+    def outcome(self, limit: float) -> Outcome | None:
+        """What became of the plan; None while it runs."""
+        if self.poll() is None and time.monotonic() - self.started < limit:
+            return None
+        hung = self.code is None
+        if hung:
+            show_stacks(self.pid, self.output)
+        left = [] if hung else survivors_of(self.pid)
+        end_session(self)
+        with os.fdopen(self._listening) as speech, self.output:
+            said: dict[str, Any] = {}
+            for line in speech:
+                said |= json.loads(line)
+            self.output.seek(0)
+            output = self.output.read()
+        outcome = Outcome(said.get("count", 0), said.get("skipped", ""), said.get("wrong", ""), output)
+        if hung:
+            outcome.wrong = f"it hung: not done after {limit:.0f} s"
+        elif left:
+            outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"processes outlived it: {left}"]))
+        elif self.code and self.code != -said.get("dies", 0):
+            outcome.wrong = f"exit code {self.code}"
+        elif output and self.driver.is_quiet(self.plan) and not outcome.wrong and not self.code:
+            outcome.wrong = "something was printed"
+        return outcome
+
+
+def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
+    """The options of a driver."""
+    parser = argparse.ArgumentParser(prog=f"python -m drivers {name}")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; the next plans have the next ones")
+    parser.add_argument("--seconds", type=float, default=60, help="how long to begin plans")
+    parser.add_argument("--runs", type=int, default=sys.maxsize, help="how many plans to begin at most")
+    parser.add_argument("--jobs", type=int, default=1, help="plans side by side")
+    parser.add_argument(
+        "--start-methods", default=driver.start_methods if driver else "fork", help="to choose from, as in fork,spawn"
+    )
+    parser.add_argument("--cadence-zero", action="store_true", help="a snapshot after each item")
+    parser.add_argument("--switch", type=float, help="seconds between two threads of a process, where not 0.005")
+    parser.add_argument("--limit", type=float, help="seconds after which a plan counts as hung")
+    parser.add_argument("--here", action="store_true", help="in this process, as for a debugger")
+    parser.add_argument("--lines", type=int, default=60, help="lines of output to show of a plan that failed")
+    if driver is not None:
+        driver.more(parser)
+    return parser
+
+
+def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int, Any, Outcome]]:
+    """Runs plans, of one seed after the other."""
+    started, seed, running = time.monotonic(), options.seed, dict[Forked, int]()
+    limit = options.limit or driver.limit
+    while True:
+        if (
+            len(running) < options.jobs
+            and time.monotonic() - started < options.seconds
+            and seed < options.seed + options.runs
+        ):
+            if (plan := driver.plan_of(seed, options)) is None:
+                options.runs = 0
+                continue
+            if options.cadence_zero and hasattr(plan, "cadence"):
+                plan.cadence = 0.0, 0.0
+            if options.here or not driver.forks:
+                faulthandler.dump_traceback_later(limit, exit=True)
+                yield seed, plan, check_here(driver, plan)
+                faulthandler.cancel_dump_traceback_later()
+            else:
+                running[Forked(driver, plan)] = seed
+            seed += 1
+            continue
+        if not running:
+            return
+        for one, number in list(running.items()):
+            if (outcome := one.outcome(limit)) is not None:
+                del running[one]
+                yield number, one.plan, outcome
+        time.sleep(0.002)
+
+
+def drive(name: str, driver: Driver, arguments: list[str]) -> int:
+    """Runs plans of a driver, and reports those that fail; 1 where one did, or none could be judged.
+
+    Args:
+        name: of the driver.
+        driver: the driver.
+        arguments: of the command line.
+    """
+    options = parser_of(driver, name).parse_args(arguments)
+    if options.switch is not None:
+        sys.setswitchinterval(options.switch)
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("always", ".* did not end within .*")  # a process is left behind then
+    failed, skipped, count, runs = list[int](), Counter[str](), 0, 0
+    started = said = time.monotonic()
+    with driver.around(options):
+        for seed, plan, outcome in outcomes(driver, options):
+            runs, count = runs + 1, count + outcome.count
+            skipped[outcome.skipped[:60]] += 1
+            if outcome.wrong:
+                failed.append(seed)
+                _report(name, seed, plan, outcome, arguments, options.lines)
+            if time.monotonic() > said + SAID:  # a driver that is ended has told what it did
+                said = time.monotonic()
+                print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
+    del skipped[""]
+    if skipped:
+        print(f"{skipped.total()} could not be judged: {dict(skipped.most_common(8))}")
+    seconds = time.monotonic() - started
+    print(f"{name}: {runs} runs in {seconds:.0f} s, {count} {driver.noun}; {len(failed)} failed: {failed}", flush=True)
+    return int(bool(failed) or not count)
+
+
+def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[str], lines: int) -> None:
+    kept = [
+        word
+        for word, before in zip(arguments, ["", *arguments], strict=False)
+        if not {word, before} & {"--seed", "--runs", "--seconds", "--jobs"}
+    ]
+    print(f"seed {seed} failed: {outcome.wrong}")
+    print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
+    # The frames that lead to our own ones are the same in all stacks of hung processes.
+    shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
+    if len(shown) > lines:
+        shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]
+    print("\n".join("    " + line for line in [f"{plan}", *shown]), flush=True)

@@ -1,0 +1,284 @@
+"""What happens to a loader in its life: each event is a function of the run, which comes where it may."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lives.epochs import read_epoch
+from lives.pipelines import Differs
+from pressing import alarm, press
+from process_checks import kill_fork_server
+
+if TYPE_CHECKING:
+    from lives.run import Run
+
+Event = Callable[["Run"], None]
+#: The events, how often each comes among others, and where it may.
+EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
+#: How a process dies, or stops, and is killed because it hangs.
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
+
+
+def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -> Callable[[Event], Event]:
+    """Makes an event of a function."""
+
+    def note(function: Event) -> Event:
+        EVENTS.append((function, weight, may_come))
+        return function
+
+    return note
+
+
+def possible(run: Run) -> list[Event]:
+    """The events that may come now, as often as they have weight."""
+    return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
+
+
+def in_main_thread(_run: Run) -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def has_processes(run: Run) -> bool:
+    return run.life.kind == "workers" and run.workers != 0 and run.life.method != "remote"
+
+
+def some(run: Run) -> int:
+    """A number of items."""
+    return run.dice.choice([1, 5, 20])
+
+
+# -- looking, and reading otherwise ------------------------------------------------------------------------
+
+
+@event()
+def look(run: Run) -> None:
+    run.did.append("look")
+    run.loader.stats(), run.loader.diagnose(), repr(run.loader)
+
+
+@event()
+def iterate(run: Run) -> None:
+    """Another iterator takes the place of one of which no item was asked for."""
+    if not run.loader._reset_iter:
+        run.did.append("iter")
+        run.iterator = iter(run.loader)
+
+
+@event(may_come=lambda run: run.life.skips)
+def skip(run: Run) -> None:
+    count = min(run.dice.choice([0, 1, 2, 7, 30]), run.size - run.at - run.is_left)
+    run.did.append(f"skip {count}")
+    skipped = run.loader.skip(count)
+    if skipped != count:
+        raise Differs(f"{skipped} items were skipped instead of {count}")
+    run.given += [None] * count
+    if run.dice.random() < 0.5:
+        run.iterator = iter(run.loader)
+
+
+@event()
+def limit(run: Run) -> None:
+    count = run.dice.choice([1, 3, 10])
+    if count >= run.size - run.at:
+        return
+    run.did.append(f"limit {count}")
+    run.iterator.limit(count)
+    run.take(run.iterator, count)
+    then = run.dice.random()
+    if then < 0.2:
+        run.go_on()  # whose iterator has no limit
+        return
+    if then < 0.5:
+        save(run)
+    elif then < 0.6 and may_die(run):
+        kill(run)
+    run.iterator.resume()
+    run.iterator.limit(None)
+
+
+@event()
+def rest(run: Run) -> None:
+    time.sleep(run.dice.random() * 0.05)
+
+
+@event()
+def read_by_a_thread(run: Run) -> None:
+    by_thread(run, lambda: run.read(some(run)), lambda thread: thread.join())
+
+
+@event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
+def beside(run: Run) -> None:
+    """Another loader of the same life is read, and this one in the meantime."""
+    if run.dice.random() < 0.7:
+        return
+    run.did.append("beside:")
+    first, seed = run.expected[0], run.life.epochs[0][0]
+    with run.life.made() as other:
+        for number in (run.life.loader_seed, seed):
+            if number is not None:
+                other.seed(number)
+        got = read_epoch(other, first.size or None, lambda: run.read(1) if run.dice.random() < 0.5 else None)
+    first.check([], got, run.life.free)
+    if len(got) != first.size and first.size:
+        raise Differs(f"another loader gives {len(got)} items instead of {first.size}")
+
+
+# -- states ------------------------------------------------------------------------------------------------
+
+
+@event(weight=2)
+def go_on(run: Run) -> None:
+    run.go_on()
+
+
+@event()
+def save(run: Run) -> None:
+    run.did.append(f"state at {run.at}")
+    run.put_aside(run.state())
+
+
+@event()
+def save_at_each_item(run: Run) -> None:
+    for _ in range(run.dice.choice([3, 10])):
+        save(run)
+        run.read(1)
+
+
+@event(may_come=in_main_thread)
+def save_by_signal(run: Run) -> None:
+    """Reads on while a signal handler takes a state, whenever that is."""
+    found: list[dict[str, Any]] = []
+    run.did.append("signal")
+    with alarm(run.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
+        run.read(some(run))
+    run.put_aside(*found)
+
+
+@event()
+def save_by_thread(run: Run) -> None:
+    """Reads on while another thread takes states."""
+    found: list[dict[str, Any]] = []
+    stop, loader = threading.Event(), run.loader
+
+    def work() -> None:
+        while not stop.is_set():
+            found.append(loader.state_dict())
+            stop.wait(0.0003)
+
+    def read(thread: threading.Thread) -> None:
+        try:
+            run.read(some(run))
+        finally:
+            stop.set()
+            thread.join()
+
+    by_thread(run, work, read)
+    run.put_aside(*run.dice.sample(found, min(2, len(found))))
+
+
+def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
+    """Works in a thread, whose error is raised here."""
+    failed: list[Exception] = []
+
+    def carry_out() -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=carry_out)
+    run.did.append("thread")
+    thread.start()
+    meanwhile(thread)
+    if failed:
+        raise failed[0]
+
+
+@event(may_come=lambda run: in_main_thread(run) and run.life.presses)
+def interrupt(run: Run) -> None:
+    """Cuts the loop off by Ctrl-C, whenever that is; another loader goes on from the state that is saved then."""
+    most = run.size - run.is_left  # one is to be asked of whoever leaves an epoch
+    if run.at >= most:
+        return
+    got: list[Any] = []
+    with alarm(None):
+        try:
+            signal.signal(signal.SIGALRM, press)
+            signal.setitimer(signal.ITIMER_REAL, run.dice.choice([1e-6, 3e-5, 1e-4, 1e-3]))
+            for item in run.iterator:
+                got.append(item)
+                if run.at + len(got) == most:
+                    break
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+    run.take(got, len(got))
+    place = run.loader.state_dict()["iteration_state"]
+    given = 0 if place is None else place["given"]
+    if given - run.at not in (0, 1):  # the moment between the count and the loop is the interpreter's own
+        raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
+    run.did.append(f"interrupted at {given}")
+    run.given += [None] * (given - run.at)
+    run.go_on(reads_on=False)
+
+
+# -- deaths of processes that others replace ---------------------------------------------------------------
+
+
+def victim(run: Run) -> tuple[int, int] | None:
+    """Which child, and its process; None while a thread of main is about to have all of them replaced."""
+    service = run.loader.reading_service
+    pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
+    who = run.dice.randrange(max(1, len(pids)))
+    return (who, pids[who]) if pids else None
+
+
+def may_die(run: Run) -> bool:
+    return has_processes(run) and run.life.restarts
+
+
+@event(may_come=has_processes)
+def halt(run: Run) -> None:
+    """A process stands still for a moment."""
+    if (found := victim(run)) is None:
+        return
+    who, pid = found
+    send(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.005, send, [pid, signal.SIGCONT])
+    run.did.append(f"halt {who}")
+    timer.start()
+    run.read(some(run))
+    timer.join()
+
+
+@event(weight=3, may_come=may_die)
+def kill(run: Run) -> None:
+    """A process dies, now or while items are read."""
+    if (found := victim(run)) is None:
+        return
+    who, pid = found
+    if run.deaths[who] == 2:  # the third in a row is an error
+        return
+    run.deaths[who] += 1
+    run.did.append(f"kill {who}")
+    if run.life.method == "forkserver" and run.dice.random() < 0.5:
+        run.did.append("kill the fork server")
+        kill_fork_server()
+    timer = threading.Timer(run.dice.choice([0.0, 0.0005, 0.002]), send, [pid, run.dice.choice(SIGNALS)])
+    timer.start()
+    if run.dice.random() < 0.5 or run.loader._is_paused:
+        timer.join()
+    else:
+        run.read(some(run))
+        timer.join()
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,84 @@
+"""Lives of loaders of random graphs (see `random_graphs`).
+
+No epoch is left early: how far threads had run then is a matter of speed, and some of these pipes remember it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+from drivers.frame import Driver, Skipped
+from lives import run
+from lives.pipelines import Differs
+from lives.plans import Life, only_read
+from random_graphs.check import more as graph_options
+from random_graphs.check import start, with_torch
+from random_graphs.loaders import Loader
+
+
+class GraphLife(Life):
+    """A life of a graph, drawn from a seed."""
+
+    def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
+        super().__init__(seed, methods, blow=False)
+        dice = random.Random(f"graph life {seed}")
+        self.graph = graph = Loader(seed)
+        self.kind, self.workers, self.options = graph.service, graph.workers, graph.options
+        self.cadence, self.keeps = graph.cadence, graph.keeps
+        self.threads = graph.graph.flavour == "threads"
+        self.moves, self.block, self.auto, self.free, self.touches = False, None, False, False, False
+        self.restarts = self.kind == "workers" and self.method != "remote" and dice.random() < 0.5
+        self.ranks = self.ranks and self.kind != "none"
+        self.loader_seed = seed % 1000
+        self.epochs = [(None, None)] * dice.choice([1, 2])
+        self.lasts, self.shuffles = True, True
+        self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
+        self.skips = graph.graph.flavour != "global"
+        self.main, self.before, self.behind = [], [], []
+
+    def pipe(self) -> Any:
+        start(self.seed)  # some pipes read their sources while they are made
+        return self.graph.pipe()
+
+    def __repr__(self) -> str:
+        more = f"restarts: {self.restarts}, ranks: {self.ranks}, {len(self.epochs)} epochs, busy: {self.busy}"
+        return f"seed {self.seed}: {self.graph}, {more}"
+
+
+def check(life: GraphLife) -> int:
+    """Runs a life; returns how many things were done in it.
+
+    Raises:
+        Differs: it gives something else than a loader that is only read.
+        Skipped: the graph fails, or does not repeat itself.
+    """
+    try:
+        runs = [only_read(life) for _ in range(2)]
+    except Exception as error:
+        *_, last = str(error).strip().splitlines() or [repr(error)]
+        raise Skipped(last) from error
+    if runs[0] != runs[1]:
+        raise Skipped("runs differ")
+    try:
+        return run.check(life)
+    except Differs:
+        # Threads that draw beside each other do so in the same order more often than not.
+        if any(only_read(life) != runs[0] for _ in range(8)):
+            raise Skipped("runs differ") from None
+        raise
+
+
+def plan_of(seed: int, options: argparse.Namespace) -> GraphLife:
+    life = GraphLife(seed, tuple(options.start_methods.split(",")))
+    life.presses &= not options.calm
+    return life
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    run.more(parser)
+    graph_options(parser)
+
+
+DRIVER = Driver(plan_of, check, "things done", around=with_torch, is_quiet=lambda life: not life.presses, more=more)

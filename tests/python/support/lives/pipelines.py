@@ -1,0 +1,208 @@
+"""Steps of random pipelines, and comparing what comes of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+import torchdata
+from torchdata.datapipes.iter import IterDataPipe
+
+
+class Bad(ValueError):
+    """The error of some items."""
+
+
+class Odd(Exception):
+    """The same, of a kind that cannot be made anew from its arguments."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def is_planned(error: Exception) -> bool:
+    """Whether this is the error of a function that fails, or of one that has called `sys.exit` in a worker."""
+    return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
+
+
+def number_of(item: Any) -> int:
+    """A number that follows from an item: the same in each process, as strings have other hashes there."""
+    return crc32(repr(key(item)).encode())
+
+
+def drawing(item: Any) -> Any:
+    """The item with numbers of the global generators."""
+    return item, random.random(), int(np.random.randint(1000))
+
+
+def plain(item: Any) -> Any:
+    return item, 1
+
+
+def some(item: Any) -> bool:
+    return number_of(item) % 5 != 0 if not isinstance(item, (tuple, list)) else True
+
+
+def few(item: Any) -> bool:
+    """Few of the items, so that some worker may have none."""
+    return number_of(item) % 11 == 0
+
+
+def twice(item: Any) -> Any:
+    return [item, (item, "again")]
+
+
+def skewed(item: Any) -> Any:
+    """None to many items of one."""
+    count = min(30, int(random.Random(number_of(item)).lognormvariate(0.0, 1.2)))
+    return [(item, number) for number in range(count)]
+
+
+def slow(item: Any) -> Any:
+    """The item, after a while that is long now and then."""
+    number = number_of(item)
+    time.sleep(0.02 if number % 40 == 0 else number % 1000 * 1e-6)
+    return item
+
+
+def large(item: Any) -> Any:
+    """An array that goes through a block, and tells what it is of."""
+    array = np.full(3000, len(repr(item)), dtype=np.int64)
+    array[0] = sum(map(ord, repr(item)))
+    return array
+
+
+def mixed(item: Any) -> Any:
+    """An item of some form and size, small ones as often as large ones, whose content follows from the item."""
+    number = number_of(item)
+    size = 1 + int(2.0 ** (number % 1700 / 100))
+    match number % 7:
+        case 0:
+            return np.full(size, number)
+        case 1:
+            array = torchdata.empty((size,), "int64")
+            array.fill(number)
+            return array
+        case 2:
+            return np.full(2 * size, number)[::-2]
+        case 3:
+            return {"number": number, "array": np.full(size, number % 251, np.uint8), "text": f"{number}" * 3}
+        case 4:
+            return {"parts": [np.full(1500, number + part) for part in range(size % 40)]}
+        case 5:
+            return f"{number}:" + "x" * size
+    return f"{number}:".encode() + b"x" * size
+
+
+class Failing:
+    """A function that fails at some items while there is a file: raises an error, an odd one, or ends its process."""
+
+    def __init__(self, flag: str, kind: str) -> None:
+        self.flag, self.kind = flag, kind
+
+    def __call__(self, item: Any) -> Any:
+        if number_of(item) % 23 == 0 and os.path.exists(self.flag):
+            if self.kind == "exit":
+                sys.exit(3)
+            if self.kind == "_exit":
+                os._exit(7)
+            raise Bad(item) if self.kind == "error" else Odd(repr(item), "no more")
+        return item
+
+
+def unpinned(item: Any, device: Any) -> Any:
+    return item
+
+
+class Generated(IterDataPipe[Any]):
+    """A user's pipe without a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(self.source):
+            yield item, number
+
+
+class Summed(IterDataPipe[Any]):
+    """A user's pipe whose state outlives its epochs."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.seen = 0
+
+    def reset(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            self.seen += 1
+            yield item, self.seen
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "shuffle": lambda pipe: pipe.shuffle(buffer_size=5),
+    "plain": lambda pipe: pipe.map(plain),
+    "drawing": lambda pipe: pipe.map(drawing),
+    "filter": lambda pipe: pipe.filter(some),
+    "few": lambda pipe: pipe.filter(few),
+    "flatmap": lambda pipe: pipe.flatmap(twice),
+    "skewed": lambda pipe: pipe.flatmap(skewed),
+    "slow": lambda pipe: pipe.map(slow),
+    "generated": Generated,
+    "summed": Summed,
+    "header": lambda pipe: pipe.header(17),
+    "cycle": lambda pipe: pipe.cycle(2),
+    "prefetch": lambda pipe: pipe.prefetch(3),
+    "batch": lambda pipe: pipe.batch(3),
+    "large": lambda pipe: pipe.map(large),
+    "mixed": lambda pipe: pipe.map(mixed),
+    "threads": lambda pipe: pipe.threadpool_map(mixed, max_workers=2, scheduled_tasks=4),
+    "cache": lambda pipe: pipe.in_memory_cache(),
+    "pin": lambda pipe: pipe.pin_memory(pin_memory_fn=unpinned),
+}
+
+
+def key(item: Any) -> Any:
+    """The item in a form that can be compared, and that tells all of its content."""
+    if isinstance(item, np.ndarray):
+        return "array", item.shape, crc32(item.tobytes())
+    if isinstance(item, dict):
+        return {name: key(one) for name, one in item.items()}
+    return [key(one) for one in item] if isinstance(item, (list, tuple)) else item
+
+
+def begin(seed: int = 11) -> None:
+    """Puts the global generators where a run begins."""
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+class Differs(AssertionError):
+    """A run that was stopped did not go on as the other one."""
+
+
+def difference(got: list[Any], expected: list[Any]) -> str:
+    """Where two runs differ, in words."""
+    what = f"{len(got)} items instead of {len(expected)}"
+    pairs = zip(got, expected, strict=False)
+    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    if place is not None:
+        what += f", item {place} is {got[place]!r:.150} instead of {expected[place]!r:.150}"
+    return what

@@ -1,0 +1,295 @@
+"""Lives of loaders, drawn from a seed, and what a loader gives that is only read."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hosts import LocallyRemote
+from lives.epochs import Epoch, read_epoch
+from lives.pipelines import STEPS, Failing, begin
+from rank_threads import ThreadGroup, _Meeting
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.reading_service import ReadingServiceInterface
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+
+#: The steps whose state lasts from epoch to epoch.
+LASTING = {"summed", "cache"}
+#: The steps behind a dispatch whose items do not depend on which worker gets an item, nor on when.
+BY_ITEM = {"plain", "filter", "few", "flatmap", "skewed", "slow", "large", "mixed", "threads", "prefetch", "cycle"}
+#: Seconds after which a process hangs.
+HANGS_AFTER = 0.8
+#: Who is hit, and by what, with how often that is drawn. "SIGSTOP" stands still for good, "halt" goes on again.
+BLOWS = {
+    ("child", "SIGKILL"): 6,
+    ("child", "SIGXCPU"): 2,
+    ("child", "SIGSTOP"): 2,
+    ("child", "halt"): 2,
+    ("main", "SIGKILL"): 2,
+    ("main", "SIGTERM"): 1,
+    ("main", "SIGINT"): 2,
+    ("terminal", "SIGINT"): 4,
+    ("self", "_exit"): 3,
+}
+
+
+@dataclass
+class Blow:
+    """What ends a life: who is hit and by what, when main does what, and how many seconds later."""
+
+    victim: str
+    what: str
+    #: "start", "read", "end" (behind an epoch), "pause" or "shutdown".
+    moment: str
+    delay: float
+    #: Whether the loader is read once more behind that.
+    again: bool
+
+    @property
+    def number(self) -> signal.Signals:
+        return signal.Signals[self.what] if self.what.startswith("SIG") else signal.SIGSTOP
+
+
+class Touched(ReadingServiceInterface):
+    """Gives the service behind it functions for pause, resume and limit that change something in every process."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        return datapipe
+
+    def _pause(self, pause_fn: Any = None) -> Any:
+        return touch
+
+    def _resume(self, resume_fn: Any = None) -> Any:
+        return touch
+
+    def _limit(self, num_batches: Any, limit_fn: Any = None) -> Any:
+        return touch
+
+
+def touch(datapipe: Any, _count: Any = None) -> None:
+    datapipe.touched = getattr(datapipe, "touched", 0) + 1
+
+
+class Life:
+    """A pipeline, a service, and the acts of a life, drawn from a seed."""
+
+    #: Whether Ctrl-C may be pressed, at moments that follow from the clock.
+    may_press = True
+    #: How often another interpreter goes on from a state.
+    away = 0.03
+
+    def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
+        self.seed, self.methods = seed, methods
+        dice = random.Random(f"life {seed}")
+        self.kind = dice.choice(["none", "in process", *5 * ["workers"]])
+        self.workers = dice.choice([1, 2, 2, 3, 4])
+        self.method = dice.choice(methods)
+        self.items = dice.choice([0, 1, 7, 23, 40, 60, 250])
+        self.shuffles = dice.random() < 0.6
+        self.threads = dice.random() < 0.25
+        self.before = [self._step(dice) for _ in range(dice.randrange(3))]
+        if dice.random() < 0.2:
+            self.before.insert(dice.randrange(len(self.before) + 1), dice.choice(["summed", "cache"]))
+        self.shard = dice.choice(["filter", "filter", "dispatch", "dispatch"])
+        self.behind = [self._step(dice, behind=True) for _ in range(dice.randrange(4))]
+        self.main = dice.choice([[], [], [], ["pin"], ["pin", "batch"], ["pin", "prefetch"]])
+        self.options: dict[str, Any] = {
+            "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
+            "main_prefetch_cnt": dice.choice([0, 2, 10]),
+            "memory_budget": dice.choice([None, None, 0, 1 << 16, 1 << 20]),
+        }
+        self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
+        self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
+        self.restarts = self.kind == "workers" and dice.random() < 0.5
+        self.ranks = self.kind != "none" and dice.random() < 0.15
+        self.touches = self.kind == "workers" and dice.random() < 0.1
+        self.moves = self.kind == "workers" and dice.random() < 0.4
+        if self.moves:
+            steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "generated", "header", "cycle", "prefetch"]
+            self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
+            self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
+            self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
+        #: Whether loaders may take their number of workers from the state.
+        self.auto = self.moves and dice.random() < 0.3
+        #: Items of a batch behind the sharding, which is then in blocks.
+        self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
+        if self.block is not None:
+            self.behind.insert(0, "block")
+        if self.shard == "dispatch" and "cycle" in self.behind:
+            # How far the dispatching process runs in a pass that all leave is a matter of speed.
+            self.behind = [step for step in self.behind if step != "header"]
+        self._choose_failing(dice)
+        self._choose_blow(dice, blow)
+        steps = {*self.before, *self.behind}
+        if LASTING & steps and (self.threads or self.shard == "dispatch"):
+            # How far threads, and the dispatching process, run ahead of a header that leaves them is a matter of speed,
+            # and with it what lasts.
+            self.before, self.behind = (
+                [step for step in part if step != "header"] for part in (self.before, self.behind)
+            )
+        leaves = not LASTING & steps
+        #: Of each epoch: the seed that it is given, and after how many items it is left.
+        self.epochs = [
+            (
+                dice.choice([None, None, None, dice.randrange(100)]),
+                dice.randint(1, self.items + 1) if leaves and dice.random() < 0.4 else None,
+            )
+            for _ in range(dice.choice([1, 2, 3]))
+        ]
+        #: In which of them functions fail, and where the file lies that says so.
+        self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
+        self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
+        #: Whether items come in any order: workers send theirs when they have them.
+        self.free = self.kind == "workers" and dice.random() < 0.3
+        if self.free:
+            self.options["in_order"], self.moves, self.auto, self.block = False, False, False, None
+            self.main = [step for step in self.main if step != "batch"]
+            self.behind = [step for step in self.behind if step != "block"]
+            if self.shard == "dispatch":  # to whoever is free
+                self.behind = [step for step in self.behind if step in {*BY_ITEM, "failing"}]
+        steps = {*self.before, *self.behind}
+        #: `skip` draws nothing.
+        self.skips = "drawing" not in steps
+        #: Whether the global generators of this process are drawn from.
+        self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
+        #: Whether something may last from epoch to epoch.
+        self.lasts = not LASTING.isdisjoint(steps)
+        #: How many items main keeps, so that their memory stays in use.
+        self.keeps = dice.choice([0, 0, 5, 40])
+        self.presses = self.may_press and dice.random() < 0.6
+        #: What main does besides, in a thread or a signal handler.
+        self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
+        #: How the loader ends: by `shutdown`, behind an epoch or in its midst, or by the collector there.
+        self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
+        self.timeout = dice.choice([None, None, 100.0])
+        if self.method == "remote":
+            self.restarts, self.moves, self.auto = False, False, False
+
+    def _step(self, dice: random.Random, behind: bool = False) -> str:
+        steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
+        steps += ["prefetch"] if self.threads else ["drawing", "drawing"]
+        if behind:
+            steps += ["batch", "large", "mixed", "mixed", "threads", "few", "summed", "cache"]
+        return dice.choice(steps)
+
+    def _choose_failing(self, dice: random.Random) -> None:
+        #: How functions fail.
+        self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
+        if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
+            part = dice.choice([self.before, self.behind])
+            part.insert(dice.randrange(len(part) + 1), "failing")
+
+    def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
+        #: What ends the life; None for nothing.
+        self.blow: Blow | None = None
+        chance = dice.random() < 0.3 if wanted is None else wanted
+        if not chance or self.kind != "workers" or self.method == "remote":
+            return
+        ((victim, what),) = dice.choices(list(BLOWS), list(BLOWS.values()))
+        moment = dice.choice(["start", "start", "read", "read", "end", "pause", "shutdown"])
+        longest = 1.0 if moment == "start" and self.method != "fork" else 0.1
+        self.blow = Blow(victim, what, moment, longest * dice.random() ** 2, dice.random() < 0.5)
+        self.restarts, self.auto = False, False
+        self.before, self.behind = ([step for step in part if step != "failing"] for part in (self.before, self.behind))
+        if victim == "self":
+            part = self.behind if self.shard == "filter" else dice.choice([self.before, self.behind])
+            part.append("failing")
+            self.failure = what
+
+    # -- the pipeline ------------------------------------------------------------------------------
+
+    def steps(self, pipe: Any, steps: list[str]) -> Any:
+        """The pipe with some steps behind it."""
+        for step in steps:
+            if step == "failing":
+                pipe = pipe.map(Failing(self.flag, self.failure))
+            elif step == "block":
+                pipe = pipe.batch(self.block)
+            else:
+                pipe = STEPS[step](pipe)
+        return pipe
+
+    def source(self) -> Any:
+        """What comes before the items are shared out."""
+        pipe: Any = IterableWrapper(range(self.items))
+        return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
+
+    def pipe(self) -> Any:
+        pipe = self.source()
+        if self.shard == "filter":
+            pipe = pipe.sharding_filter()
+        else:
+            pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
+
+    def arm(self, epoch: int, is_reference: bool = False) -> None:
+        """Has functions fail in an epoch, or not: of items that come in any order, a failure leaves out any."""
+        self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
+
+    def set_flag(self, is_set: bool) -> None:
+        if is_set:
+            Path(self.flag).touch()
+        else:
+            Path(self.flag).unlink(missing_ok=True)
+
+    # -- the loader --------------------------------------------------------------------------------
+
+    def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
+        """A loader, without a seed."""
+        adapters = [] if self.block is None else [ShardingPolicy(self.block)]
+        return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
+
+    def service_of(self, workers: int | str | None = None, restarts: bool | None = None) -> Any:
+        services: list[Any] = []
+        if self.touches:
+            services.append(Touched())
+        if self.ranks:
+            services.append(DistributedReadingService(30, process_group=ThreadGroup((_Meeting(1), _Meeting(1)), 0)))
+        workers = self.workers if workers is None else workers
+        if self.kind == "in process" or (self.kind == "workers" and not workers):
+            services.append(InProcessReadingService(prefetch_cnt=3 if self.threads else 0))
+        elif self.kind == "workers":
+            options = {"timeout": self.timeout, **self.options}
+            if self.restarts if restarts is None else restarts:
+                options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
+            elif self.blow is not None and self.blow.what == "SIGSTOP":
+                options["timeout"] = 1.0 if self.method == "fork" else 5.0
+            if self.method == "remote":  # behind carriers, as on other machines
+                services.append(LocallyRemote(workers, **options))
+            else:
+                services.append(MultiProcessingReadingService(workers, self.method, **options))
+        if len(services) > 1:
+            return SequentialReadingService(*services)
+        return services[0] if services else None
+
+    def __repr__(self) -> str:
+        return f"seed {self.seed}: { ({name: what for name, what in vars(self).items() if name != 'seed'}) }"
+
+
+def only_read(life: Life) -> list[Epoch]:
+    """The epochs of a loader that is only read."""
+    begin()
+    epochs = []
+    with life.made(restarts=False) as loader:
+        if life.loader_seed is not None:
+            loader.seed(life.loader_seed)
+        for number, (seed, until) in enumerate([*life.epochs, (None, None)]):
+            life.arm(number, is_reference=True)
+            if seed is not None:
+                loader.seed(seed)
+            epochs.append(read_epoch(loader, None if life.free else until))
+            epochs[-1].until = until
+    life.set_flag(False)
+    return epochs
