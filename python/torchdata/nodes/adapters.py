@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
+from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import Fields
@@ -31,6 +32,8 @@ class IterableWrapper(IteratingNode[T]):
     dropped. If a sample of these is not what was read before, such as in an unseeded random order, a `RuntimeWarning`
     says so. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
     once at the beginning of each epoch, too.
+
+    A set of strings or numbers is read in sorted order, which is the same in every process.
 
     The node has a length if the iterable has one.
 
@@ -76,6 +79,9 @@ class IterableWrapper(IteratingNode[T]):
 
     def _iterate(self) -> Iterator[T]:
         iterable: Any = self.iterable if self._stateful is None else self._stateful
+        if isinstance(iterable, (set, frozenset)):
+            ordered = in_fixed_order(iterable)
+            iterable = iterable if ordered is None else ordered
         return iter(iterable)
 
     def _is_sampled(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +21,15 @@ __all__ = ["check_fits", "facts_of"]
 def facts_of(loader: Any) -> dict[str, Any]:
     """What a state notes of its loader, without what is not known.
 
-    "sampler" is the class that gives the indices, and "length" the number of samples of a map-style dataset. "rank" and
-    "ranks" are those of a sampler that shares the dataset out over ranks; without one, "rank" is that of
-    `torch.distributed`.
+    "sampler" is the class that gives the indices, unless that is a list or another sequence, and "length" the number of
+    samples of a map-style dataset. "rank" and "ranks" are those of a sampler that shares the dataset out over ranks;
+    without one, "rank" is that of `torch.distributed`.
     """
     index_sampler = loader._index_sampler
     sampler = getattr(index_sampler, "sampler", index_sampler)
-    facts: dict[str, Any] = {"sampler": type(sampler).__name__}
+    facts: dict[str, Any] = {}
+    if not isinstance(sampler, Sequence):  # a list, a tuple or a range may hold the same indices
+        facts["sampler"] = type(sampler).__name__
     if loader._dataset_kind == 0:
         with contextlib.suppress(Exception):  # some datasets do not know it
             facts["length"] = len(loader.dataset)

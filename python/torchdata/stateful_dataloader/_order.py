@@ -481,7 +481,10 @@ class IndexOrder:
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-            if not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
+            inner = innermost_of(self._sampler)
+            if isinstance(inner, StatefulDistributedSampler):
+                inner.next_yielded = None  # its state counts the indices of that epoch; the next one may have more
+            elif not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
                 self._load(state)
                 self._owed.clear()
                 self._end_again(state)

@@ -134,6 +134,23 @@ def test_epochs_that_go_on_in_the_middle_are_no_error() -> None:
             assert list(loader) == expected
 
 
+def test_epochs_that_continue_while_workers_are_in_different_passes_are_no_error() -> None:
+    def pipe() -> IterDataPipe[int]:
+        return IterableWrapper(range(201)).shuffle().sharding_filter().cycle(3)
+
+    with loading(pipe()) as loader:
+        loader.seed(7)
+        expected = list(loader)
+    for place in (201, 403):
+        with loading(pipe()) as loader:
+            loader.seed(7)
+            items = list(islice(loader, place))
+            state = loader.state_dict()
+        with loading(pipe()) as loader:
+            loader.load_state_dict(state)
+            assert items + list(loader) == expected
+
+
 @pytest.mark.parametrize("block", [1, 2, 7])
 def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked_again(block: int) -> None:
     for size in (1, 35, 36, 37, 100, 1000):

@@ -255,3 +255,8 @@ def test_torchs_sampler_for_ranks_goes_on_in_the_order_of_its_epoch() -> None:
     next(iter(fresh))
     resumed.load_state_dict(fresh.state_dict())
     assert [list(resumed), list(resumed)] == [first[1:], second]
+
+
+def test_a_set_is_read_in_sorted_order_which_is_the_same_in_every_process() -> None:
+    assert list(Loader(IterableWrapper({"d", "a", "c", "b"}))) == list("abcd")
+    assert list(Loader(IterableWrapper(frozenset({3, 1, 2})))) == [1, 2, 3]

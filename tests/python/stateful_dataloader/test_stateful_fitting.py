@@ -98,6 +98,16 @@ def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSam
             lambda: ranks(4, 0, sampler=StatefulDistributedSampler),
             "Use 2 ranks, or a state that was saved at the end of an epoch",
         ),
+        (
+            lambda: ranks(2, 0, sampler=StatefulDistributedSampler),
+            lambda: ranks(1, 0, sampler=StatefulDistributedSampler),
+            "Use 2 ranks, or a state that was saved at the end of an epoch",
+        ),
+        (
+            lambda: ranks(2, 0, sampler=StatefulDistributedSampler),
+            lambda: ranks(2, 0, length=60, sampler=StatefulDistributedSampler),
+            "a dataset with 40 samples, and this one has 60",
+        ),
         (lambda: ranks(2, 0), lambda: ranks(2, 0, length=20), "a dataset with 40 samples, and this one has 20"),
         (
             lambda: StatefulDataLoader(range(40), batch_size=4, shuffle=True),
@@ -127,6 +137,13 @@ def test_a_state_of_another_order_is_refused_inside_an_epoch_and_taken_between_t
             iter(loader)
     else:
         assert len(list(loader)) == len(list(loads()))
+
+
+def test_indices_may_be_given_as_another_kind_of_sequence() -> None:
+    state = state_after(StatefulDataLoader(range(40), batch_size=4, sampler=range(8)), 1)
+    loader = StatefulDataLoader(range(40), batch_size=4, sampler=list(range(8)))
+    loader.load_state_dict(state)
+    assert epochs_of(loader, 1) == [[[4, 5, 6, 7]]]
 
 
 @pytest.mark.parametrize("batches", [1, None])

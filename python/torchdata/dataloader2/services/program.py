@@ -342,6 +342,7 @@ class GraphProgram(EpochProgram):
         self._skip = None
         if snapshot is None:
             return iterate(self.datapipe)
+        witnessing.current = None  # this worker's filters may be in another pass than those of the other workers
         self._saved = True
         return self._go_on(unseal(snapshot, "the snapshot of a worker"))
 
