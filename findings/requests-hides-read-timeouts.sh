@@ -45,7 +45,8 @@ server.shutdown()
 print("requests", requests.__version__, "and urllib3", urllib3.__version__)
 print("expected: ReadTimeout without and with a retry")
 print("seen:    ", without.__name__, "without,", with_retry.__name__, "with a retry")
-sys.exit("The behavior has changed." if (without, with_retry) != (requests.ReadTimeout, requests.ConnectionError) else 0)
+is_as_described = (without, with_retry) == (requests.ReadTimeout, requests.ConnectionError)
+sys.exit(0 if is_as_described else "The behavior has changed.")
 EOF
 cd "$folder"
 venv/bin/python show.py

@@ -23,7 +23,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 def build():
     data = list("abcdef")
-    return StatefulDataLoader(data, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(0)), batch_size=None)
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(0))
+    return StatefulDataLoader(data, sampler=sampler, batch_size=None)
 
 
 loader = build()
