@@ -434,6 +434,24 @@ def test_damage_anywhere_is_noticed_before_anything_is_unpickled():
         DataLoader2.from_state(damaged, workers())
 
 
+def test_views_of_one_tensor_in_a_buffer_are_saved_without_the_rest_of_its_memory():
+    torch = pytest.importorskip("torch", reason="it has tensors")
+    batch = torch.arange(100 * 100).reshape(100, 100)
+
+    def rows():
+        return IterableWrapper(list(batch), deepcopy=False).shuffle(buffer_size=50)
+
+    loader = DataLoader2(rows())
+    loader.seed(1)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert len(pickle.dumps(state)) < batch.nbytes
+    other = DataLoader2(rows())
+    other.load_state_dict(state)
+    assert [row.tolist() for row in other] == [row.tolist() for row in iterator]
+
+
 def test_much_data_is_not_part_of_each_state():
     data = list(range(400_000))
 
