@@ -24,11 +24,19 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
+from torchdata._reporting import warn_outside
 from torchdata._stateful import give, is_stateful, state_of
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._fetching import Indexed, Stream
 from torchdata.stateful_dataloader._frozen import copied, freeze, is_same
-from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
+from torchdata.stateful_dataloader._generators import (
+    GLOBAL,
+    Moment,
+    mark_of,
+    put_back_afterwards,
+    read,
+    set_all,
+)
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
@@ -230,14 +238,33 @@ class Reader:
         if base["ended"]:
             self._end_again(base)
         else:
+            before = [*map(mark_of, GLOBAL)]
             self._read_again(since, is_left)
             if base.get("digest") is not None and self.digest not in (None, base["digest"]):
-                raise ValueError(
-                    "the dataset does not repeat itself, so the loader cannot go on from the state: the samples of its "
-                    f"first {since} batches are not those that were read when the state was saved. Seed whatever "
-                    "shuffles or draws them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
-                    "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
-                )
+                self._complain(since, draws=before != [*map(mark_of, GLOBAL)])
+
+    def _complain(self, since: Any, draws: bool) -> None:
+        """Warns, or raises ValueError: a stream without a state does not repeat itself.
+
+        Args:
+            since: how many batches were read again.
+            draws: whether the stream has drawn from the global generators meanwhile. Its samples may then differ only by
+                these numbers, because the program draws from the same generators between two batches.
+        """
+        found = f"the samples of the first {since} batches are not those that were read when the state was saved"
+        if draws:
+            warn_outside(
+                f"the dataset draws from the global random generators, and {found}. If only the drawn numbers differ, "
+                "nothing is lost. If the order differs, some samples come twice and others never: seed the order in each "
+                "epoch, or give the dataset state_dict() and load_state_dict()",
+                RuntimeWarning,
+            )
+            return
+        raise ValueError(
+            f"the dataset does not repeat itself, so the loader cannot go on from the state: {found}. Seed whatever "
+            "shuffles or draws them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
+            "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
+        )
 
     def _go_back(self, base: dict[str, Any]) -> None:
         """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""

@@ -268,3 +268,36 @@ def test_a_stream_whose_samples_draw_from_the_global_generators_repeats_itself(o
         later = StatefulDataLoader(Noisy(), 4, **options)
         later.load_state_dict(state)
         assert [plain(batch) for batch in later] == rest
+
+
+class Noisy(IterableDataset[float]):
+    """Samples with noise from the global generator of Python."""
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(20):
+            yield number + random.random()
+
+
+def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_the_same_generator() -> None:
+    loader = StatefulDataLoader(Noisy(), 2)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+        random.random()
+    state = loader.state_dict()
+    loader = StatefulDataLoader(Noisy(), 2)
+    loader.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match="draws from the global random generators, and the samples of the first 4"):
+        rest = [int(sample) for batch in loader for sample in batch]
+    assert rest == list(range(8, 20))
+
+
+def test_a_stream_with_noise_resumes_silently_if_nothing_else_draws() -> None:
+    loader = StatefulDataLoader(Noisy(), 2)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state, rest = loader.state_dict(), [batch.tolist() for batch in batches]
+    loader = StatefulDataLoader(Noisy(), 2)
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == rest
