@@ -71,7 +71,7 @@ class Model:
         if self.life.shard == "dispatch":
             self._dispatch()
         epoch = read_epoch(self._whole)
-        if self.life.shard == "filter" and self.life.free:
+        if self.life.free:
             shares = [list(map(key, worker)) for worker in self._workers]
             every = [repr(item) for share in shares for item in share]
             epoch.shares = shares if len(set(every)) == len(every) and not self.life.main else None

@@ -27,8 +27,6 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 #: The steps whose state lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
-#: The steps behind a dispatch whose items do not depend on which worker gets an item, nor on when.
-BY_ITEM = {"plain", "filter", "few", "flatmap", "skewed", "slow", "large", "mixed", "threads", "prefetch", "cycle"}
 #: Seconds after which a process hangs.
 HANGS_AFTER = 0.8
 #: Who is hit, and by what, with how often that is drawn. "SIGSTOP" stands still for good, "halt" goes on again.
@@ -154,11 +152,8 @@ class Life:
         #: Whether items come in any order: workers send theirs when they have them.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
-            self.options["in_order"], self.moves, self.auto, self.block = False, False, False, None
+            self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
-            self.behind = [step for step in self.behind if step != "block"]
-            if self.shard == "dispatch":  # to whoever is free
-                self.behind = [step for step in self.behind if step in {*BY_ITEM, "failing"}]
         steps = {*self.before, *self.behind}
         #: `skip` draws nothing.
         self.skips = "drawing" not in steps
