@@ -248,15 +248,15 @@ class Reader:
 
         Args:
             since: how many batches were read again.
-            draws: whether the stream has drawn from the global generators meanwhile. Its samples may then differ only by
-                these numbers, because the program draws from the same generators between two batches.
+            draws: whether the stream has drawn from the global generators meanwhile. Its samples may then differ by
+                these numbers alone, because the program draws from the same generators between two batches.
         """
         found = f"the samples of the first {since} batches are not those that were read when the state was saved"
         if draws:
             warn_outside(
                 f"the dataset draws from the global random generators, and {found}. If only the drawn numbers differ, "
-                "nothing is lost. If the order differs, some samples come twice and others never: seed the order in each "
-                "epoch, or give the dataset state_dict() and load_state_dict()",
+                "nothing is lost. If the order differs, some samples come twice and others never: seed the order in "
+                "each epoch, or give the dataset state_dict() and load_state_dict()",
                 RuntimeWarning,
             )
             return
