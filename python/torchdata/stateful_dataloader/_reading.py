@@ -26,6 +26,7 @@ from torch.utils.data import _DatasetKind
 
 from torchdata._reporting import warn_outside
 from torchdata._stateful import give, is_stateful, state_of
+from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._fetching import Indexed, Stream
 from torchdata.stateful_dataloader._frozen import copied, freeze, is_same
@@ -241,28 +242,30 @@ class Reader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, is_left)
             if base.get("digest") is not None and self.digest not in (None, base["digest"]):
-                self._complain(since, draws=before != [*map(mark_of, GLOBAL)])
+                # A program that draws from the same global generators between two batches changes the numbers, too.
+                draws = before != [*map(mark_of, GLOBAL)]
+                self._complain(since, draws or Digest.differ_in_numbers_alone(base["digest"], self.digest or 0))
 
-    def _complain(self, since: Any, draws: bool) -> None:
+    def _complain(self, since: Any, is_noise: bool) -> None:
         """Warns, or raises ValueError: a stream without a state does not repeat itself.
 
         Args:
             since: how many batches were read again.
-            draws: whether the stream has drawn from the global generators meanwhile. Its samples may then differ by
-                these numbers alone, because the program draws from the same generators between two batches.
+            is_noise: whether the samples may differ by numbers that were drawn for each of them.
         """
-        found = f"the samples of the first {since} batches are not those that were read when the state was saved"
-        if draws:
+        if is_noise:
             warn_outside(
-                f"the dataset draws from the global random generators, and {found}. If only the drawn numbers differ, "
-                "nothing is lost. If the order differs, some samples come twice and others never: seed the order in "
-                "each epoch, or give the dataset state_dict() and load_state_dict()",
+                f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
+                "are drawn for each sample, as for augmentation, nothing is lost. If the order differs, some samples "
+                "come twice and others never: seed the order in each epoch, or give the dataset state_dict() and "
+                "load_state_dict()",
                 RuntimeWarning,
             )
             return
         raise ValueError(
-            f"the dataset does not repeat itself, so the loader cannot go on from the state: {found}. Seed whatever "
-            "shuffles or draws them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
+            "the dataset does not repeat itself, so the loader cannot go on from the state: the samples of its first "
+            f"{since} batches are not those that were read when the state was saved. Seed whatever shuffles or draws "
+            "them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
             "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
         )
 

@@ -354,7 +354,7 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
     if not is_list:
         whole(since, "since", most=given if later is None else _AGAIN)
     if more.get("digest") is not None:
-        whole(more["digest"], "digest", most=(1 << 32) - 1)
+        whole(more["digest"], "digest", most=(1 << 64) - 1)
     own = {key: more.get(key) for key in ("collate_state", "random", "random_then", "digest")}
     place = place | own | {"since": since}
     return place if later is None else place | {"later": later, "base": _base(more.get("base"), place)}

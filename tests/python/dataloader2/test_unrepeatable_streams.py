@@ -163,7 +163,7 @@ def test_augmented_items_warn_if_the_program_draws_between_them_and_keep_their_p
         next(iterator)
         random.random()
     state = loader.state_dict()
-    with pytest.warns(RuntimeWarning, match="draws from the global random generators for each item"):
+    with pytest.warns(RuntimeWarning, match="items of the Augmented given to IterableWrapper have other numbers"):
         assert [number for number, _ in resumed(wrapped(Augmented()), 0, state)] == [*range(7, 20)]
 
 

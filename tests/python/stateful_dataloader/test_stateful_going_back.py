@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -287,7 +289,7 @@ def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_th
     state = loader.state_dict()
     loader = StatefulDataLoader(Noisy(), 2)
     loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="draws from the global random generators, and the samples of the first 4"):
+    with pytest.warns(RuntimeWarning, match="the samples of the first 4 batches have other numbers"):
         rest = [int(sample) for batch in loader for sample in batch]
     assert rest == list(range(8, 20))
 
@@ -301,3 +303,59 @@ def test_a_stream_with_noise_resumes_silently_if_nothing_else_draws() -> None:
     loader = StatefulDataLoader(Noisy(), 2)
     loader.load_state_dict(state)
     assert [batch.tolist() for batch in loader] == rest
+
+
+class PrivatelyNoisy(IterableDataset[Any]):
+    """Samples with noise that nobody can seed."""
+
+    def __init__(self, makes: Any) -> None:
+        self.makes = makes
+
+    def __iter__(self) -> Iterator[Any]:
+        source = random.SystemRandom()
+        for number in range(20):
+            yield self.makes(number, source)
+
+
+def labelled(number: int, source: random.Random) -> tuple[int, float]:
+    return number, source.random()
+
+
+def image(number: int, source: random.Random) -> dict[str, Any]:
+    return {"key": str(number), "image": torch.tensor([source.random(), 1.0])}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("makes", [labelled, image])
+def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
+    makes: Any, num_workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers)
+    samples = iter(loader)
+    for _ in range(6):
+        next(samples)
+    state = loader.state_dict()
+    loader = StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers)
+    loader.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # workers write theirs to standard error, too
+        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+        rest = [int(sample["key"] if makes is image else sample[0]) for sample in loader]
+    assert "have other numbers than when the state was saved" in capfd.readouterr().err
+    copies = max(num_workers, 1)
+    assert rest == [number for number in range(6 // copies, 20) for _ in range(copies)]
+
+
+def shuffled(number: int, source: random.Random) -> tuple[int, float]:
+    return source.randrange(1 << 40), float(number)
+
+
+def test_a_stream_whose_discrete_parts_differ_is_refused() -> None:
+    loader = StatefulDataLoader(PrivatelyNoisy(shuffled), None)
+    samples = iter(loader)
+    next(samples)
+    state = loader.state_dict()
+    loader = StatefulDataLoader(PrivatelyNoisy(shuffled), None)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="the dataset does not repeat itself"):
+        next(iter(loader))

@@ -6,7 +6,8 @@ positions grow sparser, and between two of them no Python code runs. Runs where 
 A stream may draw from the global generators, to shuffle or to augment. If it does so for its first two items, a state
 holds the generators of its beginning. The items up to the position are read with these, and the generators are put
 back afterwards. If other code draws between two items, augmented items differ on a resume although their order is the
-same. So a difference is a warning for streams that draw for their second item, and an error for all others.
+same. So a difference is a warning for streams that draw for their second item, and if only floating-point numbers and
+arrays differ, as by augmentation. It is an error in all other cases.
 """
 
 from __future__ import annotations
@@ -87,16 +88,24 @@ class SampledStream:
         has_ended, last = last is _END, None
         self._digest = digest
         if is_compared and (has_ended or not digest.agrees_with(saved)):
-            self._complain(position)
+            is_noise = self._draws or (
+                not has_ended and Digest.differ_in_numbers_alone(digest.checksum, saved.checksum)
+            )
+            self._complain(position, is_noise)
         yield stream
 
-    def _complain(self, position: int) -> None:
-        """Warns, or raises RuntimeError: the stream does not repeat itself."""
-        if self._draws:
+    def _complain(self, position: int, is_noise: bool) -> None:
+        """Warns, or raises RuntimeError: the stream does not repeat itself.
+
+        Args:
+            position: how many items were read again.
+            is_noise: whether they may differ by numbers that were drawn for each item.
+        """
+        if is_noise:
             warn_outside(
-                f"{self._name} draws from the global random generators for each item, and its first {position} items "
-                "are not those that were read before the state was saved. If only the drawn numbers differ, nothing is "
-                "lost. If the order differs, some items come twice and others never: seed the order in each epoch",
+                f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
+                "these are drawn for each item, as for augmentation, nothing is lost. If the order differs, some items "
+                "come twice and others never: seed the order in each epoch",
                 RuntimeWarning,
             )
             return
