@@ -81,4 +81,4 @@ def more(parser: argparse.ArgumentParser) -> None:
     graph_options(parser)
 
 
-DRIVER = Driver(plan_of, check, "things done", around=with_torch, is_quiet=lambda life: not life.presses, more=more)
+DRIVER = Driver(plan_of, check, "things done", around=with_torch, is_quiet=run.is_quiet, more=more)

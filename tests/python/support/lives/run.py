@@ -415,4 +415,9 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
     return life
 
 
-DRIVER = Driver(plan_of, check, "things done", is_quiet=lambda life: not life.presses, more=more)
+def is_quiet(life: Life) -> bool:
+    """Whether nothing is printed: by Ctrl-C in finalisers, nor on how many workers there are."""
+    return not (life.presses or life.auto)
+
+
+DRIVER = Driver(plan_of, check, "things done", is_quiet=is_quiet, more=more)

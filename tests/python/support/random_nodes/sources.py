@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from node_sources import Places
+from node_streams import TakesAgain, TakesOnce
 from torchdata.nodes import BaseNode
 
 
@@ -34,62 +36,6 @@ class Lazy:
 
     def __iter__(self) -> Iterator[int]:
         yield from range(self.size)
-
-
-class Places:
-    """A stream that goes on at its place after a load, else begins anew."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place, self.loaded = size, 0, False
-
-    def __iter__(self) -> Iterator[int]:
-        if not self.loaded:
-            self.place = 0
-        self.loaded = False
-        return self.rest()
-
-    def rest(self) -> Iterator[int]:
-        while self.place < self.size:
-            self.place += 1
-            yield self.place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.loaded = state["place"], True
-
-
-class Taking(Places):
-    """A stream whose generator takes the place where it is to start, when its first item is asked for."""
-
-    start = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
-        yield from self.rest()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
-
-
-class StateStays(Places):
-    """A stream each later pass of which takes the loaded state, as those of Hugging Face's do."""
-
-    starting: dict[str, Any] | None = None
-    current: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        self.current = {"place": 0} if self.starting is None else dict(self.starting)
-        while self.current["place"] < self.size:
-            self.current["place"] += 1
-            yield self.current["place"]
-
-    def state_dict(self) -> Any:
-        return None if self.current is None else dict(self.current)
-
-    def load_state_dict(self, state: Any) -> None:
-        self.starting = state
 
 
 class Epochs(Places):
@@ -188,4 +134,6 @@ class First(BaseNode[Any]):
         return {"left": self.left, "source": self.source.state_dict()}
 
 
-STREAMS: dict[str, Any] = {cls.__name__: cls for cls in (Lazy, Places, Taking, StateStays, Epochs, EpochsInGenerator)}
+STREAMS: dict[str, Any] = {
+    cls.__name__: cls for cls in (Lazy, Places, TakesOnce, TakesAgain, Epochs, EpochsInGenerator)
+}
