@@ -107,7 +107,7 @@ def test_a_state_has_the_epoch_in_which_it_was_saved() -> None:
 SETS: list[Any] = [{"d", "a", "c", "b"}, frozenset({b"b", b"a"}), {3, 1, 2}, {(1, "b"), (1, "a")}, {None, 2.5, "a"}]
 
 
-@pytest.mark.parametrize("members", SETS, ids=repr)
+@pytest.mark.parametrize("members", SETS, ids=["strings", "bytes", "numbers", "tuples", "mixed"])
 def test_a_set_is_read_in_an_order_that_follows_from_its_members(members: Any) -> None:
     plain = [each for each in members if type(each) in (str, bytes, int)]
     in_order = sorted(members) if len(plain) == len(members) else sorted(members, key=repr)
