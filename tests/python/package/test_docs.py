@@ -155,7 +155,9 @@ def test_files_that_prose_names_exist() -> None:
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
     there += [path.relative_to(ROOT) for path in (ROOT / ".github").rglob("*.yml")]
     there += [
-        path.relative_to(ROOT) for folder in ("docs", "tests", "examples", "findings") for path in (ROOT / folder).rglob("*.*")
+        path.relative_to(ROOT)
+        for folder in ("docs", "tests", "examples", "findings")
+        for path in (ROOT / folder).rglob("*.*")
     ]
     paths = {f"/{path}" for one in there for path in (one, *one.parents)}
     count, lacking = 0, []
