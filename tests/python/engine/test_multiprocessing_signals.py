@@ -18,6 +18,7 @@ from families import FAMILIES
 from leftovers import is_gone
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -260,11 +261,15 @@ def raises(number, _frame):
 
 
 @pytest.mark.parametrize("handler", [raises, Raises(), Raises().__call__], ids=["function", "object", "method"])
-def test_what_a_handler_raises_while_a_pipeline_is_pickled_is_heard(handler):
+@pytest.mark.parametrize(("method", "use"), [("fork", DataLoader2.state_dict), ("spawn", iter)], ids=["state", "spawn"])
+def test_what_a_handler_raises_while_a_pipeline_is_pickled_is_heard(handler, method, use):
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with pytest.raises(ValueError, match=str(int(signal.SIGUSR1))):
-            loader(IterableWrapper(range(3)).sharding_filter().map(Rings()))
+        with (
+            loader(IterableWrapper(range(3)).sharding_filter().map(Rings()), multiprocessing_context=method) as dl,
+            pytest.raises(ValueError, match=str(int(signal.SIGUSR1))),
+        ):
+            use(dl)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -19,6 +19,7 @@ from typing import Any
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import dumps_by
 from torchdata._engine.processes.crossing import Handle, SharedPickle, warn_of_lacks
+from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
 from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown
@@ -250,6 +251,8 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     try:
         return SharedPickle(*_pickled(program))
     except Exception as error:
+        if is_of_handler(error):
+            raise
         if "inheritance" in str(error):
             return program  # pickled with each process, as such objects must be
         raise TypeError(program.why_unpicklable(start_method, error)) from error
@@ -270,7 +273,9 @@ def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
         try:
             return dumps_by(pickle.Pickler, obj, _LEAST_BUFFER)[:2]
         except Exception as error:
-            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
+            if is_of_handler(error) or "inheritance" in str(
+                error
+            ):  # locks and queues of multiprocessing travel only while a child is started
                 raise
     from torchdata._by_value import ByValuePickler
 
