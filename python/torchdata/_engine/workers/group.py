@@ -273,9 +273,8 @@ def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
         try:
             return dumps_by(pickle.Pickler, obj, _LEAST_BUFFER)[:2]
         except Exception as error:
-            if is_of_handler(error) or "inheritance" in str(
-                error
-            ):  # locks and queues of multiprocessing travel only while a child is started
+            # Locks and queues of multiprocessing travel only while a child is started.
+            if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler
 
