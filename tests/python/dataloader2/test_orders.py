@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.orders import Orders
+from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
@@ -134,21 +136,23 @@ def test_epochs_that_go_on_in_the_middle_are_no_error() -> None:
             assert list(loader) == expected
 
 
-def test_epochs_that_continue_while_workers_are_in_different_passes_are_no_error() -> None:
-    def pipe() -> IterDataPipe[int]:
-        return IterableWrapper(range(201)).shuffle().sharding_filter().cycle(3)
+def is_sampled(_number: int) -> bool:
+    return witnessing.current is not None
 
-    with loading(pipe()) as loader:
-        loader.seed(7)
-        expected = list(loader)
-    for place in (201, 403):
-        with loading(pipe()) as loader:
-            loader.seed(7)
-            items = list(islice(loader, place))
-            state = loader.state_dict()
-        with loading(pipe()) as loader:
-            loader.load_state_dict(state)
-            assert items + list(loader) == expected
+
+def test_a_worker_that_continues_from_a_snapshot_samples_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its filters may be in another pass of the source than those of other workers, so orders cannot be compared."""
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
+    pipe = IterableWrapper(range(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
+    with loading(pipe) as loader:
+        iterator = iter(loader)
+        assert all(islice(iterator, 41))
+        state = loader.state_dict()
+    with loading(pipe) as loader:
+        loader.load_state_dict(state, strict=False)  # what is repeated says something else now
+        assert not any(loader)
+        assert all(loader), "the next epoch is compared again"
 
 
 @pytest.mark.parametrize("block", [1, 2, 7])
