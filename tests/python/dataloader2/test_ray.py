@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,10 +190,10 @@ def test_options_of_actors_that_are_not_the_user_s_are_refused(option: str) -> N
 
 
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
-    pipe = IterableWrapper(range(4)).map(lambda x: x)
-    pipe.lock = open(os.devnull)  # noqa: SIM115 - it is closed below
-    with pipe.lock, pytest.raises(TypeError, match="'lock'"):
-        iter(DataLoader2(pipe, reading_service=remote()))
+    pipe = IterableWrapper(range(4)).sharding_filter().map(lambda x: x)
+    pipe.lock = threading.Lock()
+    with DataLoader2(pipe, reading_service=remote()) as loader, pytest.raises(TypeError, match="'lock'"):
+        next(iter(loader))
 
 
 def test_importing_the_package_imports_no_ray() -> None:
