@@ -139,7 +139,7 @@ def _thawed(trail: _Trail) -> dict[str, Any] | None:
 
 
 def base_of(place: dict[str, Any]) -> dict[str, Any] | None:
-    """The place that the way to another place begins at, if that other place tells a way."""
+    """Returns the place from which another place is reached by reading batches; None if that place has none."""
     base: dict[str, Any] | None = place["base"]
     if base is not None or place["later"]:
         return base

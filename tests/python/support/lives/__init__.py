@@ -1,12 +1,14 @@
 """Whole lives of random loaders: all that one may do to a loader, in any order, against one that is only read.
 
 A life has a pipeline, a service, and some epochs, of which some are left early and some begin with a seed of their own.
-The items of a loader that is only read must come in the other loader, too, in which everything else happens: states
-between two items and from signal handlers and threads, loaders that go on from them, also from older ones, before and
-after `iter`, with other numbers of workers, and in other processes; `skip`, limits, other iterators, statistics; deaths
-of processes. Where nothing is drawn, a model says what a loader that is only read must give.
+A loader that is only read yields the expected items. A second loader over the same pipeline must yield the same items,
+although random events happen to it. Its state is saved between items, in signal handlers and in threads, and loaded
+into new loaders with other numbers of workers and in other processes. Items are skipped, iterators are replaced,
+statistics are read, and processes are killed. If a pipeline draws no random numbers, a model computes the expected items
+as well.
 
-`pipelines` has steps of pipelines, `plans` draws a life, `epochs` has the items of one, `model` says them in advance,
-`run` carries a life out, `events` has what happens in it, `blows` what ends it: somebody dies, stands still or presses
-Ctrl-C, and nobody replaces whom it hits. `graphs` has lives of the graphs of `random_graphs`.
+The modules: `pipelines` contains steps of pipelines, `plans` generates a life, `epochs` reads the items of an epoch,
+`model` computes them, `run` executes a life, and `events` contains the events. `blows` contains the events that end a
+life: a process that is not replaced is killed, stopped or interrupted. `graphs` runs lives on the graphs of
+`random_graphs`.
 """
