@@ -60,9 +60,9 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader again and again.
 
-    "Of late" is the time since the last measurement in which the loader had new numbers. Counters never decrease, because
-    readers interpret a decrease as a restart and count the whole value again. Without this rule they could decrease:
-    times are estimates, and the times of a replaced worker start at zero.
+    "Of late" is the time since the last measurement in which the loader had new numbers. Counters never decrease,
+    because readers interpret a decrease as a restart and count the whole value again. Without this rule they could
+    decrease: times are estimates, and the times of a replaced worker start at zero.
 
     Args:
         loader: the loader. It is measured also after its end, and asked for nothing that starts anything.

@@ -4,8 +4,8 @@ A life has a pipeline, a service, and some epochs, of which some are left early 
 A loader that is only read yields the expected items. A second loader over the same pipeline must yield the same items,
 although random events happen to it. Its state is saved between items, in signal handlers and in threads, and loaded
 into new loaders with other numbers of workers and in other processes. Items are skipped, iterators are replaced,
-statistics are read, and processes are killed. If a pipeline draws no random numbers, a model computes the expected items
-as well.
+statistics are read, and processes are killed. If a pipeline draws no random numbers, a model computes the expected
+items as well.
 
 The modules: `pipelines` contains steps of pipelines, `plans` generates a life, `epochs` reads the items of an epoch,
 `model` computes them, `run` executes a life, and `events` contains the events. `blows` contains the events that end a
