@@ -44,7 +44,7 @@ def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_
         warnings.simplefilter(action)
         dl = loader(IterableWrapper(range(20)).sharding_filter())
         items = iter(dl)
-        got = [next(items)]
+        got = [next(items), next(items)]  # one of each worker: both have a page now
         damage(offset, 2**32 - 1)
         shown = dl.stats()
         dl.diagnose()
