@@ -98,7 +98,7 @@ class Resumption:
         content: the snapshot, sealed; None for the epoch's beginning.
         starts: for each of its links what went out before the snapshot, how many items of those behind it are not to be
             sent again, and the checksum behind these; None if that is not compared.
-        turn: the link that sends the first item.
+        turn: the link of the dispatching process that sends the first item; of a worker, the shard whose turn it is.
         passed: passes of the dispatched items that a worker had read whole.
         share: the part of the pass after those that it had read.
         calls: functions that were applied to the graph in this epoch, in their order.

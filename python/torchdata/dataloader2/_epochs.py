@@ -227,9 +227,8 @@ class EpochRun:
         saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
-        workers, dispatches = (0, False) if output is None else (output.num_workers, output.dispatches)
         try:
-            place = saved.fitted(self.pipeline, workers, dispatches)
+            place = saved.fitted(self.pipeline, output)
         except ValueError:
             self.place = place, strict  # no epoch begins in its stead
             raise

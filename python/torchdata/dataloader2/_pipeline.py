@@ -128,8 +128,8 @@ class Pipeline:
             self._length = str(error)
         self.skips = is_pipe(self.datapipe) and skipper_of(Graph(self.datapipe)) is not None
         service, contract, state = self.service, self.contract, self.service_state
-        workers, *_ = (place or {}).get("processes") or (None,)
-        contract.before_initialize(full_stats, workers)
+        shards, *_ = (place or {}).get("processes") or (None,)
+        contract.before_initialize(full_stats, shards)
         if state is not None and not contract.is_checkpointable and holds_nothing(state):
             state = None
         try:

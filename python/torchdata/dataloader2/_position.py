@@ -24,12 +24,13 @@ from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.advancing import HOLDING, advance
 from torchdata.dataloader2.state.layout import Mark
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter.threads.pinning import PinMemory
+from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     forget_state,
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
 
 __all__ = ["Position"]
+
+#: Pipes that hold items of their source, which they hand on in order.
+HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 class Run(Protocol):
@@ -108,8 +112,6 @@ class Position:
         self.unsaved: str | None = None
         #: Whether the pipes draw the seeds of the epoch by themselves, because nobody gives them any.
         self.own_seeds = False
-        #: Where the items were shared anew in this epoch, if they were and the graph runs in main.
-        self._base: dict[str, Any] | None = None
 
     # -- taking ------------------------------------------------------------------------------------
 
@@ -137,10 +139,10 @@ class Position:
             self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         place["seconds"] = self._seconds_before + time.monotonic() - self._since
         if output is not None:
-            place["processes"] = [output.num_workers, output.dispatches, output.in_order]
+            place["processes"] = [output.num_shards, output.dispatches, output.in_order]
             return place
         place["own_seeds"] = self.own_seeds
-        return place if self._base is None else {**place, "base": self._base}
+        return place
 
     @staticmethod
     def _untold(mark: Mark, output: WorkerOutput) -> str | None:
@@ -356,7 +358,6 @@ class Position:
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
         self._end = self._unknown_end = None
-        self._base = None if resumed is None else resumed.get("base")
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.get("own_seeds", True))
         output = self.output
@@ -392,15 +393,10 @@ class Position:
             forget_state(self.output)  # what was loaded into it was of the epoch before
         if graph is not None and resumed is not None and resumed["graph"] is not None:
             saved = unseal(resumed["graph"], "the graph of this loader state")
-            if "base" in saved:
-                from torchdata.dataloader2.state.dividing import begin_behind
-
-                begin_behind(datapipe, saved)
-            else:
-                load_state(graph, saved)
+            load_state(graph, saved)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if "base" not in saved and _was_read_out(saved, self.output, graph):
+                if _was_read_out(saved, self.output, graph):
                     self.output.read_out()
         if resumed is not None and resumed["generators"] is not None:  # first: threads begin with the iterator
             load_generators(unseal(resumed["generators"], "the generators of this loader state"))
@@ -443,23 +439,6 @@ class Position:
                     f"{self._before + dropped} items, but {resumed['given']} were given before the state was saved"
                 ) from None
             delivery.given += 1
-
-    def pass_over(self, count: int) -> int | None:
-        """Goes on behind the next items of the graph in main without making them; returns how many these are.
-
-        If its pipes cannot do that it does nothing, and returns None.
-        """
-        datapipe, delivery = self._pipeline.datapipe, self._delivery
-        with self._run.held:
-            generators = save_generators()
-            passed = advance(datapipe, count)
-            if passed is None:
-                return None
-            load_generators(generators)
-            _spare_ranks(Graph(datapipe), 0)
-            delivery.source = iterate(datapipe)
-            delivery.given += passed
-        return passed
 
     def close(self) -> None:
         """Notes where an epoch has ended, as far as that matters to the next one."""

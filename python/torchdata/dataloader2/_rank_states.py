@@ -25,6 +25,7 @@ from torchdata.dataloader2.state.layout import (
 if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._seeds import Seeds
+    from torchdata.dataloader2.services.worker_output import WorkerOutput
 
 __all__ = ["SavedPlaces", "SavedRanks", "checked"]
 
@@ -45,19 +46,16 @@ class SavedPlaces:
     ranks: SavedRanks | None
     places: Mapping[int, dict[str, Any]]
 
-    def fitted(self, pipeline: Pipeline, workers: int, dispatches: bool) -> dict[str, Any]:
+    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
             pipeline: the loader's.
-            workers: how many workers it has.
-            dispatches: whether it has a dispatching process.
+            output: what stands for its workers; None if it has none.
 
         Raises:
             ValueError: it cannot go on from there; the message says why.
         """
-        from torchdata.dataloader2.state.elastic import Shape, divided_anew, shape_of
-
         rank, world, _ = pipeline.contract.rank_in_epoch() or (0, 1, False)
         old_rank, old_world, _ = self.ranks or (0, 1, False)
         if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
@@ -66,12 +64,7 @@ class SavedPlaces:
                 + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
-        place = self.places.get(rank if old_world == world else 0) or next(iter(self.places.values()))
-        old, new = shape_of(place, (rank, old_world)), Shape(workers, dispatches, world, rank)
-        same_processes = old.workers == new.workers and old.dispatches == new.dispatches
-        if old.ranks == new.ranks and same_processes:
-            return place
-        return divided_anew(self.places, old, new, pipeline.snapshot.copy())
+        return self.places.get(rank if old_world == world else 0) or next(iter(self.places.values()))
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.

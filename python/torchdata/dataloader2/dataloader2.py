@@ -27,7 +27,6 @@ from torchdata.dataloader2._parts import part
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import checked
 from torchdata.dataloader2._seeds import Seeds
-from torchdata.dataloader2._skipping import Skipping
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot
@@ -328,16 +327,8 @@ class DataLoader2(Finalized, Generic[T_co]):
     def skip(self, count: int) -> int:
         """Passes over the next items of the epoch that runs, or of a new one: over bad data, for one.
 
-        If pipes can seek, the items are not made: of ranges, sequences, map pipes (shuffled ones, too) and Parquet's
-        row groups, with pipes behind them that make each item of one, or batches. Of other sources what they read is
-        made, and the functions behind that are not called. Workers seek if they could go on with another number of
-        workers (see `load_state_dict`), and items are taken in order. If the loader has no length they make the item
-        behind these, to see whether the epoch goes on, and all of them if it does not. Elsewhere the items are made
-        and dropped. Functions that are not called draw nothing from the global generators.
-
-        With ranks the items are those that this rank would be given. Each rank passes over its own, so all of them are
-        to call it at the same step with the same number; r ranks leave out r times as many items of the data set. Where
-        they have n workers each, up to n - 1 items are made and dropped.
+        They are made and dropped. With ranks each rank passes over its own items, so all ranks must call it at the same
+        step with the same number.
 
         The next `iter` goes on behind them.
 
@@ -359,7 +350,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         else:
             self.valid_iterator_id = self.valid_iterator_id or 0
             iterator = DataLoader2Iterator(self, self.valid_iterator_id)
-        skipped = Skipping(run).seek_over(count) if count and run.is_iterating else 0
+        skipped = 0
         while skipped < count and next(iterator, self) is not self:
             skipped += 1
         if run.is_iterating:

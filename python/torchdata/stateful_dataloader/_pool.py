@@ -82,6 +82,7 @@ class Pool:
                     list(enumerate(self.pids)),
                     lambda *what: own().on_death(*what),  # type: ignore[union-attr]
                     lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
+                    num_workers,
                 )
                 if replacing.hangs is not None:
                     self.collector.tell_hang(replacing.hangs.look)

@@ -65,6 +65,10 @@ class Calls:
         """Notes that a child gets it no more in this epoch: the one that takes its place in the next one does."""
         self._machine.rest(noted.serial, index)
 
+    def any_now(self) -> bool:
+        """Whether a function was applied in the epoch that runs."""
+        return bool(self._now)
+
     def _settle_all(self) -> None:
         for index in range(len(self._members.names)):
             self.settle(index)

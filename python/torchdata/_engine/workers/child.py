@@ -144,6 +144,9 @@ class ChildSetup:
     index: int
     worker_id: int
     num_workers: int
+    #: The shards that it runs, and how many all workers run.
+    shards: range
+    num_shards: int
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited

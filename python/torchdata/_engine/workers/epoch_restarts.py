@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.shutdown import Shutdown
 from torchdata._engine.snapshots import Announced, Call, Resumption
 from torchdata._engine.workers.calls import Calls, Noted
 from torchdata._engine.workers.hangs import STARTING, Hangs
-from torchdata._engine.workers.members import Members
+from torchdata._engine.workers.members import Members, begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 from torchdata._native import Replacing
 
@@ -38,9 +38,9 @@ class Run:
 
     Args:
         number: the epoch's.
-        commands: by child, the seeds and the reset function.
-        resume: from what was received, where each child goes on.
-        before: the epoch before this one, and where each child goes on in it, where something in the graphs outlives
+        commands: by shard, and for the dispatching process behind them, the seeds and the reset function.
+        resume: from what was received, where each shard goes on, and the dispatching process.
+        before: the epoch before this one, and where they go on in it, where something in the graphs outlives
             epochs; this one began with a snapshot of each worker then.
     """
 
@@ -95,13 +95,16 @@ class EpochRestarts(Restarts):
             self._calls.rest(noted, index)
 
     def _settle(self, indices: Sequence[int], received: Received) -> None:
+        members, items = self._members, [items for (items, _), _ in received[0]]
         for index in indices:
-            if index < self._members.num_workers:
-                self._calls.settle_behind(index, received[0][index][0][0])
+            if index < members.num_workers:
+                self._calls.settle_behind(index, members.received_of(index, items))
 
     def _check(self, dead: Sequence[int]) -> None:
         """Gives up where nobody knows between which items the dispatching process has met a function."""
         members = self._members
+        if members.num_shards > members.num_workers and self._calls.any_now():
+            self._refuse(dead[0], "between which items of its shards they came")
         if not members.dispatches:
             return
         dispatching = len(members.processes) - 1
@@ -113,14 +116,18 @@ class EpochRestarts(Restarts):
             if dispatching in dead or members.processes[dispatching].ended or time.monotonic() >= deadline:
                 break
             time.sleep(GLANCE)  # it lives, and has the function or is about to get it
-        index = dead[0]
+        self._refuse(dead[0], "how much was dispatched before them")
+
+    def _refuse(self, index: int, unknown: str) -> NoReturn:
+        """Raises the error of a child that nobody can replace, as a function was applied in the epoch."""
+        members = self._members
         process = members.processes[index]
         how, advice = self._how_it_died(process)
         raise WorkerExitedError(
             f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
-            "the graphs in the middle of this epoch (to pause, to resume or to limit them), and how much was "
-            "dispatched before it is not known, so the items behind it might be others. Apply such functions between "
-            "two epochs, or share the items out by sharding_filter",
+            f"the graphs in the middle of this epoch (to pause, to resume or to limit them), and {unknown} is not "
+            "known, so the items behind it might be others. Apply such functions between two epochs, or let each "
+            "worker run one share that sharding_filter deals out",
             worker=index if index < members.num_workers else None,
             exitcode=process.exitcode,
             stage="reading items" if index < members.num_workers else "dispatching items",
@@ -133,21 +140,24 @@ class EpochRestarts(Restarts):
         if run is None:
             self._apply(indices, runs=False, repeats=False)
             return
-        starts = run.resume(received)
-        begins = any(_begins(starts[index]) for index in indices)
-        repeats = Replacing.repeats_earlier(run.before is not None, begins)
+        members, starts = self._members, run.resume(received)
+        begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
+        repeats = Replacing.repeats_earlier(run.before is not None, begin)
         self._apply(indices, runs=True, repeats=repeats)
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
         for index in reversed(indices):  # the dispatching process first: the others wait for it
-            if self._replacing.repeats(index, ended):
-                self._send_repeat(index, run, starts[index], self._calls.within(index))
+            own = members.starts_of(index, starts)
+            if self._replacing.repeats(index, self._ended(ended)):
+                self._send_repeat(index, run, own, self._calls.within(index))
                 continue
-            announced = Announced.NONE if run.before is None else self._members.announced(index, starts)
-            start = _with_calls(starts[index], self._calls.within(index))
-            command = (run.number, *run.commands(index), announced, start)
-            self._send(index, "epoch", *command)
+            announced = Announced.NONE if run.before is None else members.announced(index, starts)
+            if index < members.num_workers:
+                shards = zip(members.shards_of(index), own, strict=True)
+                own = [_to_the_end(start) if ended[shard] else start for shard, start in shards]
+            own[0] = _with_calls(own[0], self._calls.within(index))
+            self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
     def _apply(self, indices: Sequence[int], *, runs: bool, repeats: bool) -> None:
         """Has functions applied before what is commanded next."""
@@ -158,16 +168,17 @@ class EpochRestarts(Restarts):
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
         """Has the rest of an epoch that is over run again, for what outlives it."""
         for index in reversed(indices):
-            self._send_repeat(index, run, starts[index], self._calls.within(index, earlier=True))
+            own = self._members.starts_of(index, starts)
+            self._send_repeat(index, run, own, self._calls.within(index, earlier=True))
         self.await_repeated()
 
-    def _send_repeat(self, index: int, run: Run, start: Resumption | None, calls: tuple[Call, ...]) -> None:
+    def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None], calls: tuple[Call, ...]) -> None:
         """Has a child run the rest of an epoch of which main has everything, and send nothing."""
-        start = _with_calls(start, calls) or Resumption()
-        if index < self._members.num_workers:
-            ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
-            start = replace(start, starts=[(sent, ALL, None)])
-        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start)
+        members = self._members
+        starts = [_with_calls(starts[0], calls), *starts[1:]]
+        if index < members.num_workers:
+            starts = [_to_the_end(start) for start in starts]
+        self._send(index, "repeat", run.number, *members.seeds_of(index, run.commands), Announced.NONE, starts)
         self._repeating.add(index)
 
     def await_repeated(self) -> None:
@@ -211,6 +222,8 @@ def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption
     return replace(start or Resumption(), calls=calls) if calls else start
 
 
-def _begins(start: Resumption | None) -> bool:
-    """Whether nothing but the epoch's beginning is there to go on from."""
-    return start is None or start.content is None
+def _to_the_end(start: Resumption | None) -> Resumption:
+    """The way of a shard that makes the rest of its epoch again, and sends nothing."""
+    start = start or Resumption()
+    ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
+    return replace(start, starts=[(sent, ALL, None)])

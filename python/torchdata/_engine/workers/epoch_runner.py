@@ -9,7 +9,7 @@ A command is a tuple: its kind, its number on the link, the number of the epoch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
-from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
+from torchdata._engine.snapshots import BETWEEN, Account, Announced, Call, Resumption, place_of
 from torchdata._engine.workers.child import MAIN, Child
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
@@ -28,6 +28,8 @@ __all__ = ["EpochRunner"]
 
 #: Seconds within which a command follows its order.
 ORDERED = 10.0
+#: Where a link of a worker begins without an earlier run.
+_FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
     "one"
@@ -54,12 +56,16 @@ class EpochRunner:
         if self.dispatched is not None:
             lines, bells = self.setup.lines, self.setup.common.bells.shared
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
-        self.program: EpochProgram
+        #: By shard.
+        self.programs: Sequence[EpochProgram] = ()
+        #: The shard whose program has run last.
+        self.entered = 0
         #: The rules for commands that come while an epoch runs.
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
-        #: The epoch that runs, where this run of it began, and whether a stream of the share was opened in it.
+        #: The epoch that runs, where this run of it began (of the first shard), and whether a stream of the share was
+        #: opened in it.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Why there is no graph to run: reported in each epoch.
         self.failure: tuple[Any, ...] | None = None
@@ -68,13 +74,18 @@ class EpochRunner:
 
     def prepare(self, program: EpochProgram) -> None:
         """See `Runner`."""
-        self.program, setup = program, self.setup
+        setup = self.setup
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
-        program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
-        self.sender.take_snapshots(program.snapshot, *setup.cadence)
+        programs = self.programs = program.replicas(len(setup.shards))
+        for place, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
+            if place:
+                programs[self.entered].leave()
+            self.entered = place
+            each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share))
+        self.sender.take_snapshots(lambda shard: programs[shard].snapshot(), *setup.cadence)
         if not setup.dispatches:
-            self.sender.take_notes(program.note)
+            self.sender.take_notes(lambda shard: programs[shard].note())
         if self.dispatched is not None:
             self.sender.pass_on(self.dispatched)
 
@@ -101,6 +112,13 @@ class EpochRunner:
         if behind:
             self.commands.acknowledge(serial, place_of(*self.sender.made()) if self.obedience.runs else BETWEEN)
         return step
+
+    def _enter(self, shard: int) -> None:
+        """Lets a shard's program have the process, which another one has had."""
+        if shard != self.entered:
+            self.programs[self.entered].leave()
+            self.entered = shard
+            self.programs[shard].enter()
 
     def _goes_on(self) -> bool:
         """Obeys the command that waits; returns whether the epoch goes on after it."""
@@ -131,24 +149,30 @@ class EpochRunner:
     def _run_epoch(
         self,
         epoch: int,
-        seeds: bytes,
+        seeds: Sequence[bytes],
         iter_reset_fn: Any,
         announced: int,
-        start: Resumption | None,
+        starts: Sequence[Resumption | None] | None,
     ) -> None:
         self.counting.begin(epoch)
-        self.start = start = start or Resumption()
+        shards = self.setup.shards
+        each = [start or Resumption() for start in starts or [None] * len(shards)]
+        self.start = start = each[0]
         self.epoch, self.opened = epoch, False
         self.due = list(start.calls)
         self.obedience.expect(max((serial for _, serial, _ in self.due), default=0))
-        self.sender.start_epoch(epoch, 1, start.starts, start.turn)
+        links, turn = start.starts, start.turn
+        if not self.setup.dispatches:
+            links = [(one.starts or _FROM_THE_BEGINNING)[0] for one in each]
+            turn = next((place for place, shard in enumerate(shards) if shard >= start.turn), 0)
+        self.sender.start_epoch(epoch, 1, links, turn)
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
                 self.sender.send_relayed()  # before the graph, which may read on at once, meets later ones
         try:
-            self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))
+            self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
             self._apply_due(BETWEEN)
@@ -156,38 +180,53 @@ class EpochRunner:
             if self.dispatched is not None:
                 self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
 
-    def _send_epoch(self, begin: Callable[[], Iterator[Any]]) -> None:
+    def _send_epoch(self, begin: Callable[[], Any]) -> None:
         """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
-    def _begin_epoch(self, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption) -> Iterator[Any]:
-        self.program.begin_epoch(seeds, iter_reset_fn)
-        self.counting.bind(self.program.datapipe)
+    def _begin_epoch(
+        self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
+    ) -> Any:
+        """Begins the epoch in each shard: an iterator, or a tuple of several."""
+        iterators = []
+        for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
+            self._enter(place)
+            iterators.append(self._begin_shard(place, seed, iter_reset_fn, announced, start))
+        return iterators[0] if len(iterators) == 1 else tuple(iterators)
+
+    def _begin_shard(
+        self, place: int, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption
+    ) -> Iterator[Any]:
+        program = self.programs[place]
+        program.begin_epoch(seeds, iter_reset_fn)
+        self.counting.bind(program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
         # A run that goes on from a snapshot reads; main has that snapshot, and does not wait for another.
         unread = announced and start.content is None
-        with self.program.beginning_unread() if unread else nullcontext():
-            iterator = self.program.go_on_from(start.content, start.strict)
+        with program.beginning_unread() if unread else nullcontext():
+            iterator = program.go_on_from(start.content, start.strict)
             if self.due:
                 iterator = self._with_calls(iterator, start.made)
-            if announced:
-                self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
+            if unread:
+                # A command that waits is obeyed by the pump, which sends the rest after it.
+                self.sender.send_snapshot(place)
         return iterator
 
     def _begin_pass(self) -> Iterator[Any]:
-        self.counting.bind(self.program.datapipe)
-        iterator = self.program.go_on_from(None)
+        (program,) = self.programs
+        self.counting.bind(program.datapipe)
+        iterator = program.go_on_from(None)
         return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
 
-    def _send_pass(self, begin: Callable[[], Iterator[Any]]) -> bool:
+    def _send_pass(self, begin: Callable[[], Any]) -> bool:
         """Sends all items once, or why that fails. False if another epoch, or the end, is commanded."""
         failure = self.failure
         try:
             if failure is None:
                 iterator = begin()
                 while failure is None:
-                    if self.sender.pump(iterator):
+                    if self.sender.pump(iterator, self._enter):
                         return True
                     if not self._goes_on():
                         return False
@@ -198,7 +237,7 @@ class EpochRunner:
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
             if attributes_of(error).pop(UNSENT, False):
-                whose = name_of(self.program.datapipe)
+                whose = name_of(self.programs[self.entered].datapipe)
                 add_note(error, f"It is in item {self.sender.made()[1] + 1} of {whose} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
@@ -228,7 +267,9 @@ class EpochRunner:
         """Applies a function to the graph. An error of it ends the epoch that runs, and each one after it."""
         try:
             if self.failure is None:
-                self.program.call(function)
+                for place, program in enumerate(self.programs):
+                    self._enter(place)
+                    program.call(function)
         except BaseException as error:
             self.failure = describe(error, self.setup.where)
 

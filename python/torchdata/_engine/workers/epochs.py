@@ -39,9 +39,9 @@ class Place:
     """Where an earlier run of an epoch was left.
 
     Args:
-        given: how far it had come with each worker.
-        turn: whose turn it was.
-        resumptions: by child, where it goes on.
+        given: how far it had come with each shard.
+        turn: the shard whose turn it was.
+        resumptions: by shard, and at last of the dispatching process, where it goes on.
         kept: the snapshots behind these, for the books.
     """
 
@@ -63,7 +63,8 @@ class Children:
         num_workers: number of workers.
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
-        window: items that each worker may be ahead of main.
+        num_shards: number of shards that the workers run.
+        window: items that the worker of each shard may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
         in_order: whether main takes items from the workers in strict turn.
@@ -80,6 +81,7 @@ class Children:
         program: EpochProgram,
         dispatch: EpochProgram | None,
         *,
+        num_shards: int,
         window: int,
         dispatch_window: int,
         memory_budget: int | None,
@@ -101,11 +103,13 @@ class Children:
             num_workers,
             program,
             dispatch,
+            num_shards=num_shards,
             dispatch_window=dispatch_window,
             memory_budget=memory_budget,
             full_stats=full_stats,
         )
-        self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
+        self.num_workers, self.num_shards = num_workers, num_shards
+        self.dispatches, self.budget = group.dispatches, group.budget
         self.stats, self.is_forked = group.stats, group.is_forked
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
@@ -122,7 +126,7 @@ class Children:
                 group.watch(self.collector)
             else:
                 on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
-                self.collector.watch_and_replace(group.signs, on_death, on_replace)
+                self.collector.watch_and_replace(group.signs, on_death, on_replace, num_workers)
             if hangs is not None:
                 self.collector.tell_hang(hangs.look)
             if listener is not None:
@@ -154,8 +158,8 @@ class Children:
         """Starts an epoch everywhere.
 
         Args:
-            commands: by child, the seeds and the reset function.
-            resume: from what was received of the workers, where each child goes on.
+            commands: by shard, and for the dispatching process behind them, the seeds and the reset function.
+            resume: from what was received of the shards, where each goes on, and the dispatching process.
             announced: whether each worker begins with a snapshot, for which this waits.
             place: where an earlier run of the epoch was left; None for its beginning.
         """
@@ -181,12 +185,11 @@ class Children:
             self._check_alive()
         # The dispatching process first: the others wait for it.
         for index in reversed(range(len(processes))):
-            start = None if place is None else place.resumptions[index]
             command = (
                 self._epoch,
-                *commands(index),
+                *self._members.seeds_of(index, commands),
                 self._members.announced(index) if announced else snapshots.Announced.NONE,
-                start,
+                None if place is None else self._members.starts_of(index, place.resumptions),
             )
             self._send(index, "epoch", *command, to=processes[index])
         if announced:
@@ -215,8 +218,8 @@ class Children:
     def _without_snapshot(self) -> list[int]:
         """Workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has sent none."""
         found = self.collector.places()
-        missing = [] if found is None else [worker for worker, (_, kept) in enumerate(found[0]) if kept is None]
-        return missing or [0]
+        missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
+        return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
         """The epoch that is over, and where each child would go on in it."""
@@ -347,6 +350,7 @@ class Children:
         return self._restarts.replace_dead(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
+        waited_for, taken_in = waited_for % self.num_workers, taken_in % self.num_workers
         warnings.warn(
             f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget: it waits for "
             f"{self._names[waited_for]} in turn, which gets its next dispatched item only after "

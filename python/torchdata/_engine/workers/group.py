@@ -50,6 +50,7 @@ class Group(OwnsChildren):
     Args:
         context: multiprocessing context that starts them.
         num_workers: number of workers.
+        num_shards: number of shards that they run, at least as many as workers; None for one each.
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
         dispatch_window: items that the dispatching process may be ahead of each worker.
@@ -68,6 +69,7 @@ class Group(OwnsChildren):
         program: Program,
         dispatch: Program | None = None,
         *,
+        num_shards: int | None = None,
         dispatch_window: int = 0,
         memory_budget: int | None = None,
         commands: int = 0,
@@ -75,19 +77,22 @@ class Group(OwnsChildren):
     ) -> None:
         self._start_method = method = start_method_of(context)
         self.num_workers = num_workers
+        num_shards = num_workers if num_shards is None else num_shards
         self.dispatches = dispatch is not None
         #: Bytes of shared memory for what they send.
         self.budget = default_budget() if memory_budget is None else memory_budget
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
+        self.stats = StatsBoard(1 + count, max(2, num_shards), PIPES, full_stats)
         common = CommonSetup.under(method, self.bells, place_outside())
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
             programs.append(_shared(dispatch, method))
         kind = type(program)
-        self.members = members = Members(num_workers, self.dispatches, self.bells, self.budget, kind, commands)
+        self.members = members = Members(
+            num_workers, num_shards, self.dispatches, self.bells, self.budget, kind, commands
+        )
         for index, lines in enumerate(members.new_lines(range(count))):
             worker = index < num_workers
             setup = ChildSetup(
@@ -95,13 +100,15 @@ class Group(OwnsChildren):
                 index=1 + index,
                 worker_id=index if worker else 0,
                 num_workers=num_workers,
+                shards=members.shards_of(index) if worker else range(1),
+                num_shards=num_shards,
                 dispatches=not worker,
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
                 stats=Handle(self.stats),
                 lines=lines,
-                output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
+                output_peers=[MAIN] * len(lines.outputs) if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
                 dispatcher_page=count,
                 window=dispatch_window,
@@ -135,7 +142,7 @@ class Group(OwnsChildren):
             replaces: whether others take the places of children that die, instead of an error.
 
         Returns:
-            By worker, the link over which it sends.
+            By shard, the link over which its worker sends.
 
         Raises:
             OSError: the system has no room for a process.
@@ -151,7 +158,8 @@ class Group(OwnsChildren):
             # The dispatching process is started last, and shares its descriptors with the workers.
             if index < members.num_workers:
                 lines.control.shared.close_descriptor()
-                lines.outputs[0].shared.close_descriptor()
+                for handle in lines.outputs:
+                    handle.shared.close_descriptor()
 
         if self._start_method == "fork":  # children inherit the mappings, and open files
             members.close_descriptors(indices)
@@ -162,7 +170,8 @@ class Group(OwnsChildren):
             self.bells.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
-        outputs = [members.items_of(worker) for worker in range(self.num_workers)]
+        by_worker = [members.items_of(worker) for worker in range(self.num_workers)]
+        outputs = [by_worker[i % self.num_workers][i // self.num_workers] for i in range(members.num_shards)]
         if not replaces:
             members.setups.clear()
         self.counting.adopt_main()
@@ -192,14 +201,14 @@ class Group(OwnsChildren):
         """Makes the reader of what workers send.
 
         Args:
-            outputs: the links over which they send; their numbers are one behind the other.
-            first: the number of the first of them.
+            outputs: the links over which they send: those of all shards, or of workers one behind the other.
+            first: the number of the first of these workers.
             in_order: whether items are taken from them in strict turn.
             timeout: seconds to wait for an item; None for ever.
         """
-        peers = range(1 + first, 1 + first + len(outputs))
+        peers = [1 + (first + index) % self.num_workers for index in range(len(outputs))]
         collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
-        self.counting.receive(collector, len(outputs), first)
+        self.counting.receive(collector, peers, first)
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:

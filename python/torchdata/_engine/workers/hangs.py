@@ -172,7 +172,7 @@ class Hangs:
         """Called again and again while main waits for an item: ends whoever hangs.
 
         Args:
-            peer: the worker that is waited for.
+            peer: the shard that is waited for.
             waited: for how long, in seconds.
             limit: after how many seconds without progress a process hangs: the timeout, or some times that.
 
@@ -212,7 +212,7 @@ class Hangs:
         self._end(child, pages.get(child), waited)
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
-        peer = peer or 0
+        peer = (peer or 0) % self._members.num_workers
         if self._in_order:
             return [peer]
         at_work = [child for child in range(self._members.num_workers) if child in pages and _runs(pages[child])]

@@ -18,7 +18,7 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-__all__ = ["Members"]
+__all__ = ["Members", "begins"]
 
 #: Ring of a control link; larger commands are streamed.
 CONTROL_RING = 64 << 10
@@ -29,6 +29,7 @@ class Members:
 
     Args:
         num_workers: how many workers there are.
+        num_shards: how many shards they run; shard number i is run by worker i modulo `num_workers`.
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
@@ -39,13 +40,14 @@ class Members:
     def __init__(
         self,
         num_workers: int,
+        num_shards: int,
         dispatches: bool,
         bells: BellBoard,
         budget: int,
         program_class: type[Program],
         commands: int = 0,
     ) -> None:
-        self.num_workers = num_workers
+        self.num_workers, self.num_shards = num_workers, num_shards
         self.dispatches = dispatches
         self.names = [program_class.worker_name.format(worker) for worker in range(num_workers)]
         self.names += ["the dispatching process"] if dispatches else []
@@ -57,7 +59,7 @@ class Members:
         self.sent = [0] * len(self.names)
         # A forked child does not take it, as it commands no process.
         self.sending = threading.RLock()
-        self._per_link = budget // (2 * num_workers if dispatches else num_workers)
+        self._per_link = budget // (2 * num_shards if dispatches else num_shards)
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
@@ -69,10 +71,15 @@ class Members:
         lines = []
         for index in indices:
             is_worker = index < self.num_workers
-            outputs = [Handle(Link(self._per_link))] if is_worker else dispatched
+            own = [Handle(Link(self._per_link)) for _ in self.shards_of(index)] if is_worker else []
+            outputs = own if is_worker else dispatched
             control = Handle(Link(self._commands) if self._commands else Link(0, CONTROL_RING))
             lines.append(Lines(control, outputs, dispatched[index] if is_worker and dispatched else None))
         return lines
+
+    def shards_of(self, worker: int) -> range:
+        """The numbers of the shards that a worker runs."""
+        return range(worker, self.num_shards, self.num_workers)
 
     def pids(self) -> list[int]:
         """Process numbers of the children that were started."""
@@ -90,22 +97,36 @@ class Members:
         process.wait(1.0)
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
+    def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
+        """Where the shards of a child go on, of a list by shard with the dispatching process at its end."""
+        return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
+
+    def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
+        """The seeds of the shards of a child, and its reset function, by functions that know them by shard."""
+        shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
+        each = [commands(shard) for shard in shards]
+        return [seeds for seeds, _ in each], each[0][1]
+
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
         """With which snapshots a child begins an epoch that is to be told from its beginning on.
 
         Args:
-            starts: where those go on that take the places of others; one that has a snapshot already announces none.
+            starts: where those go on that take the places of others, by shard and at last the dispatching process; one
+                that has a snapshot already announces none.
         """
-        begins = [True] * len(self.names)
-        if starts is not None:
-            begins = [start is None or start.content is None for start in starts]
-        if index == 0 and self.dispatches and begins[-1]:
+        if starts is None:
+            return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
+        if index == 0 and self.dispatches and begins(starts[-1]):
             return Announced.DEALT
-        return Announced.OWN if begins[index] else Announced.NONE
+        return Announced.OWN if any(map(begins, self.starts_of(index, starts))) else Announced.NONE
 
-    def items_of(self, worker: int) -> Link:
-        """The link over which a worker sends."""
-        return self.setups[worker].lines.outputs[0].shared
+    def items_of(self, worker: int) -> list[Link]:
+        """The links over which a worker sends, by shard."""
+        return [handle.shared for handle in self.setups[worker].lines.outputs]
+
+    def received_of(self, worker: int, received: Sequence[int]) -> int:
+        """How many items were received of all shards of a worker, of a list by shard."""
+        return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:
         """The link for a child's commands."""
@@ -147,3 +168,8 @@ class Members:
                 numbers[index] = self.sent[index]
             command = kind, self.sent[index], number, *content
             self.commanders[index].send_message(command, seconds, order_of(kind, number), tick)
+
+
+def begins(start: Resumption | None) -> bool:
+    """Whether nothing but the epoch's beginning is there to go on from."""
+    return start is None or start.content is None

@@ -133,6 +133,18 @@ class EpochProgram(Program):
     def beginning_unread(self) -> AbstractContextManager[None]:
         """Context for `go_on_from` in which nothing is read ahead of the first item, so that a snapshot can be made."""
 
+    def replicas(self, count: int) -> list[EpochProgram]:
+        """Programs for so many shards, this one among them, before any is prepared."""
+        if count > 1:
+            raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
+        return [self]
+
+    def enter(self) -> None:
+        """Called before this program runs where another shard's has run in the process."""
+
+    def leave(self) -> None:
+        """Called before another shard's program runs."""
+
     @abstractmethod
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
         """Called between two items.

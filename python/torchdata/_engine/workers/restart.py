@@ -39,7 +39,7 @@ ROOM = 3.0
 #: Seconds between two looks at whatever is waited for.
 GLANCE = 0.01
 
-#: By worker, what was received and the newest snapshot before that; the dispatching process's that fits to these.
+#: By shard, what was received and the newest snapshot before that; the dispatching process's that fits to these.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -79,7 +79,7 @@ class Restarts:
         #: Deaths that no warning tells of yet: in words, by what they are survived, and where one that hung has stood.
         self._untold: list[tuple[str, str, str]] = []
         #: Who has taken a place, before the engine knows.
-        self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
+        self._made: list[tuple[int, list[Link], int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
@@ -141,8 +141,8 @@ class Restarts:
 
         Args:
             dead: those that have died.
-            received: by worker, how many items were received.
-            ended: by worker, whether nothing more is to come of it in this epoch.
+            received: by shard, how many items were received.
+            ended: by shard, whether nothing more is to come of it in this epoch.
             paused: whether nobody is to make items: who dies then has not tried.
 
         Raises:
@@ -151,7 +151,8 @@ class Restarts:
         if self._made is not None:
             return [index for index, *_ in self._made]
         members = self._members
-        wanted = self._replacing.wanted(dead, ended)
+        received = [members.received_of(worker, received) for worker in range(members.num_workers)]
+        wanted = self._replacing.wanted(dead, self._ended(ended))
         for index in dead:
             members.processes[index].wait(1.0)
             if index in wanted:
@@ -163,6 +164,11 @@ class Restarts:
         for index in wanted:
             members.processes[index].wait(KILLED)
         return wanted
+
+    def _ended(self, ended: Sequence[bool]) -> list[bool]:
+        """By worker, whether nothing more is to come of it in this epoch, of a list by shard."""
+        members = self._members
+        return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
         """Notes a death, and gives up where it has come too often without progress."""
@@ -201,16 +207,16 @@ class Restarts:
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
+    ) -> list[tuple[int, list[Link], int | OwnedDescriptor]]:
         """Puts other processes into these places, and has them go on where what was received ends.
 
         Args:
             indices: the places.
-            received: what was received of the workers.
-            ended: by worker, whether that is all of this epoch.
+            received: what was received of the shards.
+            ended: by shard, whether that is all of this epoch.
 
         Returns:
-            By place: its number, the link over which it sends to main, if it does, and the process's sign.
+            By place: its number, the links over which it sends to main, and the process's sign.
         """
         if self._made is None:
             began = time.monotonic()
@@ -231,7 +237,7 @@ class Restarts:
 
     def _replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
+    ) -> list[tuple[int, list[Link], int | OwnedDescriptor]]:
         members, shutdown = self._members, self._shutdown
         method = start_method_of(self._context)
         with members.sending:
@@ -256,7 +262,7 @@ class Restarts:
             self._command(indices, received, ended)
         workers = members.num_workers
         return [
-            (index, members.items_of(index) if index < workers else None, members.processes[index].sign)
+            (index, members.items_of(index) if index < workers else [], members.processes[index].sign)
             for index in indices
         ]
 

@@ -12,6 +12,8 @@ from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more,
 from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchdata._native import Collector, Sender, StatsBoard
 
 __all__ = ["MAIN_PAGE", "PIPES", "Counting"]
@@ -66,9 +68,9 @@ class Counting:
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 
-    def receive(self, collector: Collector, num_workers: int, first: int = 0) -> None:
-        """Counts in main what so many workers send, of which the first one has that number."""
-        collector.count_into(self.board, self.page, first, range(1 + first, 1 + first + num_workers), True)
+    def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
+        """Counts in main what workers send over links that are counted from that number on; `pages` are theirs."""
+        collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any) -> None:
         """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already."""

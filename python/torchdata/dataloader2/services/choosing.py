@@ -30,14 +30,8 @@ class Choice:
     line: str
 
 
-def choose_workers(saved: int | None) -> Choice:
-    """Returns the number of workers of a loaded state, or the number for the cores that this process may use.
-
-    Args:
-        saved: the number of workers in the loaded state; None without a state.
-    """
-    if saved is not None:
-        return Choice(saved, f'num_workers="auto": {saved} workers, as in the loaded state')
+def choose_workers() -> Choice:
+    """Returns the number of workers for the cores that this process may use."""
     cores = machine.cores()
     number, reason = cores - 1, "of which one is left to the main process"
     if number < LEAST:

@@ -122,13 +122,13 @@ class ReadingServiceInterface(ABC):
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, workers: int | None) -> None:  # noqa: B027 - optional
+    def before_initialize(self, full_stats: bool, shards: int | None) -> None:  # noqa: B027 - optional
         """Tells how the graph is to be run. Called once, before `initialize` or `restore`.
 
         Args:
             full_stats: whether the time of each pipe is taken.
-            workers: the number of workers with which the place was reached at which the loader goes on; None at the
-                beginning of an epoch.
+            shards: into how many shards the epoch is divided in which the loader resumes; None at the beginning of an
+                epoch.
         """
 
     def count_items(self, datapipe: DataPipe) -> int | None:

@@ -159,9 +159,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         check_on_timeout(_NAME, on_timeout, timeout, patience)
         self.on_timeout, self.patience = on_timeout, patience
         self._children: Children | None = None  # once initialised
-        #: The choice of "auto", once made, and the number of workers of a loaded state.
+        #: The choice of "auto", once made.
         self._choice: Choice | None = None
-        self._saved_workers: int | None = None
+        #: Into how many shards the epoch of a loaded state is divided, in which the loader resumes.
+        self._saved_shards: int | None = None
+        #: What the workers and the dispatching process run.
+        self._graphs: tuple[DataPipe, DataPipe | None] | None = None
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
@@ -196,7 +199,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._epochs = DatasetEpochs(branch), DatasetEpochs(dispatching)
         skipping = skipping_as_before(branch, graph)
         apart = None if dispatching is None else skipping_as_before(dispatching, whole)
-        self._children = self._start(skipping.end, None if apart is None else apart.end)
+        self._graphs = skipping.end, None if apart is None else apart.end
+        self._children = self._start(*self._graphs, self._saved_shards or self.num_workers)
         output = self._worker_output = WorkerOutput(
             self._children,
             lasts(branch, dispatching),
@@ -220,14 +224,20 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """What starts the processes."""
         return multiprocessing.get_context(self.multiprocessing_context)
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
-        number, worker = self.num_workers, self.worker_prefetch_cnt
+    def _workers_for(self, shards: int) -> int:
+        """How many workers run so many shards: what is dispatched goes to one shard of each."""
+        return shards if self._dispatches else min(shards, self.num_workers)
+
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: int) -> Children:
+        worker = self.worker_prefetch_cnt
+        ahead = _countable(-(-worker * self._workers_for(shards) // shards) - (-self.main_prefetch_cnt // shards))
         return Children(
             self._context(),
-            number,
+            self._workers_for(shards),
             GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
             None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
-            window=_countable(worker - (-self.main_prefetch_cnt // number)),
+            num_shards=shards,
+            window=ahead,
             dispatch_window=_countable(worker),
             memory_budget=self.memory_budget,
             in_order=self.in_order,
@@ -248,15 +258,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _chosen(self) -> Choice:
         if self._choice is None:
-            self._choice = choose_workers(self._saved_workers)
+            self._choice = choose_workers()
         return self._choice
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, workers: int | None) -> None:
-        """Notes whether the time of each pipe is taken, and the number of workers of a loaded state."""
-        self._full_stats = full_stats
-        self._saved_workers, self._choice = workers, None
+    def before_initialize(self, full_stats: bool, shards: int | None) -> None:
+        """Notes whether the time of each pipe is taken, and the number of shards of a loaded state."""
+        self._full_stats, self._saved_shards = full_stats, shards
 
     def count_shares(self) -> Shares:
         """One share for each worker, if no function of the user's may change the graph there."""
@@ -295,11 +304,24 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
             # process's; what it draws is shared, and so the same whatever its number.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
-            number = self.num_workers
+            number = self._divide_anew(self._worker_output)
             self._worker_output.start_epoch(
                 lambda index: (generator.spawn(index).exported(), in_workers if index < number else dispatching)
             )
         return None
+
+    def _divide_anew(self, output: WorkerOutput) -> int:
+        """Starts other workers where a new epoch is to have other shards; returns how many shards it has.
+
+        What lasts beyond an epoch lasts in its shard, so a graph that keeps something keeps its shards.
+        """
+        assert self._children is not None
+        assert self._graphs is not None
+        if self._children.num_shards != self.num_workers and not (output.resumes or output.lasts):
+            self._children.shutdown()
+            self._children = self._start(*self._graphs, self.num_workers)
+            output.adopt(self._children)
+        return self._children.num_shards
 
     def finalize_iteration(self) -> None:
         """Ends the epoch: nobody runs ahead for it any more."""

@@ -120,7 +120,11 @@ class RayReadingService(MultiProcessingReadingService):
         require("ray", extra="ray", needed_by=_NAME)
         self._cluster: Any = None
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
+    def _workers_for(self, shards: int) -> int:
+        """A worker there runs one shard."""
+        return shards
+
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: int) -> Children:
         from torchdata._engine.remote.cluster import Cluster
         from torchdata.dataloader2.linter import warn_of_local_paths
 
@@ -129,13 +133,13 @@ class RayReadingService(MultiProcessingReadingService):
             self.ray_remote_args,
             self.scheduling,
             self.runtime_env,
-            self.num_workers,
+            shards,
             self.memory_budget,
             self.chunk_bytes,
         )
         if cluster.spans_machines():
             warn_of_local_paths(branch)
-        return super()._start(branch, dispatching)
+        return super()._start(branch, dispatching, shards)
 
     def _context(self) -> Any:
         cluster, self._cluster = self._cluster, None

@@ -23,6 +23,7 @@ from torchdata._importing import loaded
 from torchdata._reporting import name_of
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
+from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
@@ -214,9 +215,10 @@ class GraphProgram(EpochProgram):
         self.init_fn = init_fn
         self.reset_fn = reset_fn
         self.replaced = replaced_functions()
+        self._witness: Witness | None = None
         self._passes = 0
-        #: The units given before, if the rest of the epoch is shared anew.
-        self._skip: dict[str, Any] | None = None
+        #: The global generators of this shard while another one runs in the process.
+        self._generators: dict[str, Any] | None = None
         #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
@@ -229,6 +231,25 @@ class GraphProgram(EpochProgram):
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Names the attribute that keeps the graph from being pickled, and what to do."""
         return why_unpicklable(Graph(self.datapipe).pipes, start_method)
+
+    def replicas(self, count: int) -> list[EpochProgram]:
+        """Programs over copies of the pipes, which share the user's data."""
+        graphs = [clone(self.datapipe) for _ in range(count - 1)]
+        return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn) for graph in graphs)]
+
+    def enter(self) -> None:
+        """Gives the shard what it shares with the process: its number, and its random numbers."""
+        skipping_items.worker = self._child.worker_id
+        tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+        witnessing.current = self._witness
+        if self._generators is not None:
+            load_generators(self._generators)
+            self._generators = None
+
+    def leave(self) -> None:
+        """Keeps the shard's random numbers."""
+        self._witness = witnessing.current
+        self._generators = save_generators()
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
@@ -280,7 +301,8 @@ class GraphProgram(EpochProgram):
 
     def note(self) -> object:
         """What the sharding filters have sampled since the last call."""
-        return None if witnessing.current is None else witnessing.current.notes()
+        witness = witnessing.current if self._generators is None else self._witness
+        return None if witness is None else witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
         """Context in which threads do not read yet: one that waits for a dispatched item would hold up the snapshot,
@@ -298,11 +320,9 @@ class GraphProgram(EpochProgram):
         try:
             graph = Graph(self.datapipe)
             with standing_still(graph.pipes):  # threads draw random numbers, too
-                saved, generators = save_state(graph, described=False), save_generators()
+                saved, generators = save_state(graph, described=False), self._generators or save_generators()
             share = self._share_in(graph, saved)
             content: dict[str, Any] = {"graph": saved, "generators": generators}
-            if self._skip is not None:
-                content["skip"] = self._skip
             if share is not None and share.is_read_out:
                 content["read_out"] = True
             sealed = None if share is None else (share.number, share.read, seal(content))
@@ -339,7 +359,6 @@ class GraphProgram(EpochProgram):
         """An iterator over the graph behind a snapshot; None begins with the first item."""
         set_strictness(self.datapipe, strict)
         self._passes += 1
-        self._skip = None
         if snapshot is None:
             return iterate(self.datapipe)
         witnessing.current = None  # this worker's filters may be in another pass than those of the other workers
@@ -347,21 +366,6 @@ class GraphProgram(EpochProgram):
         return self._go_on(unseal(snapshot, "the snapshot of a worker"))
 
     def _go_on(self, saved: dict[str, Any]) -> Iterator[Any]:
-        from torchdata.dataloader2.state.dividing import begin_behind, content_of
-
-        kind = saved.get("base")
-        if kind == "filter":  # the items are shared anew from here on
-            begin_behind(self.datapipe, saved)
-            if saved.get("generators") is not None:
-                load_generators(saved["generators"])
-            return iterate(self.datapipe)
-        if kind == "end":  # they are dealt anew
-            under = content_of(saved["under"])
-            if under is not None:
-                under.pop("skip", None)  # more was given since
-            return self._skipping(under, {"first": saved["first"], "given": saved["given"]})
-        if "skip" in saved:
-            return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
         if saved.get("read_out"):
             self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
         load_state(self.datapipe, saved["graph"])
@@ -381,15 +385,6 @@ class GraphProgram(EpochProgram):
                 "deals out more items than those that were read before the state was saved"
             )
         self._is_behind_share = True
-
-    def _skipping(self, under: dict[str, Any] | None, skip: dict[str, Any]) -> Iterator[Any]:
-        """An iterator over what is left of what is dealt anew."""
-        from torchdata.dataloader2.state.dividing import skipping
-
-        iterator = iterate(self.datapipe) if under is None else self._go_on(under)
-        self._skip = skip
-        entries = None if under is None or "graph" not in under else under["graph"]["pipes"]
-        return skipping(iterator, skip, entries)
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
         """Applies a function to the graph; what it returns, if anything, takes the graph's place."""

@@ -165,10 +165,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def _contracts(self) -> list[ReadingServiceInterface]:
         return list(map(contract_of, self.reading_services))
 
-    def before_initialize(self, full_stats: bool, workers: int | None) -> None:
+    def before_initialize(self, full_stats: bool, shards: int | None) -> None:
         """Tells all services."""
         for service in self._contracts:
-            service.before_initialize(full_stats, workers)
+            service.before_initialize(full_stats, shards)
 
     def count_shares(self) -> Shares:
         """The shares of all services: each rank has its workers."""

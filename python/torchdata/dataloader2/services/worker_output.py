@@ -27,12 +27,10 @@ class Run:
     Args:
         children: the processes.
         items: the iterator over their items.
-        base: where the items were shared anew in this epoch, if they were.
     """
 
     children: Children
     items: Iterator[Any]
-    base: dict[str, Any] | None = None
 
 
 class WorkerOutput(IterDataPipe[Any]):
@@ -70,18 +68,29 @@ class WorkerOutput(IterDataPipe[Any]):
         #: Why a process could make no snapshot, if that shows in the place that was taken last.
         self.unsaved: str | None = None
         self._place: tuple[dict[str, Any], bool] | None = None
+        self._delivery: Delivery | None = None
 
     @property
     def _children(self) -> Children:
         return self.run.children
 
+    def adopt(self, children: Children) -> None:
+        """Reads other processes from the next epoch on; those before have ended."""
+        self.run = Run(children, iter(()))
+        self.follow(self._delivery)
+
     @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self._children.num_workers
+    def num_shards(self) -> int:
+        """Into how many shards the epoch is divided."""
+        return self._children.num_shards
 
     def _number_of_shares(self) -> int:
-        return self.num_workers
+        return self.num_shards
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next epoch is one that goes on at a place."""
+        return self._place is not None
 
     @property
     def dispatches(self) -> bool:
@@ -98,7 +107,7 @@ class WorkerOutput(IterDataPipe[Any]):
         Raises:
             ValueError: it was reached with other processes.
         """
-        resumptions(place, self._children.num_workers, self._children.dispatches, strict)
+        resumptions(place, self._children.num_shards, self._children.dispatches, strict)
         self._place = place, strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
@@ -114,14 +123,15 @@ class WorkerOutput(IterDataPipe[Any]):
         self._place = None
         self._passes += 1
         if place is None:
-            resume = _resume_of(children, self.in_order, None, strict)
+            resume = _resume_of(children, self.in_order, strict)
             children.start_epoch(commands, resume, announced=self.lasts and self._passes > 1)
         else:
             _go_on(children, commands, place, self.in_order, strict)
-        self.run = Run(children, iter(children.collector), None if place is None else place.get("base"))
+        self.run = Run(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
         """Lets the children's books know how many items the user was given; None: nobody knows."""
+        self._delivery = delivery
         self._children.collector.follow(delivery)
 
     @property
@@ -139,17 +149,17 @@ class WorkerOutput(IterDataPipe[Any]):
         if found is None:
             return None
         self.unsaved = why_unsaved(found)
-        return plain(found, run.children.dispatches, self.in_order, run.base)
+        return plain(found, run.children.dispatches, self.in_order)
 
     @property
     def shares(self) -> list[int] | None:
-        """By worker, how many items of the epoch came; None if that does not tell who has ended with how many.
+        """By shard, how many items of the epoch came; None if that does not tell who has ended with how many.
 
         In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before. A
         dispatching process deals to all workers alike.
         """
         run = self.run
-        if not self.in_order or self.dispatches or run.base is not None:
+        if not self.in_order or self.dispatches:
             return None
         found = run.children.collector.places()
         return None if found is None else [items for (items, _), _ in found[0]]
@@ -227,27 +237,24 @@ def _go_on(
     children: Children, commands: Callable[[int], tuple[Any, Any]], place: dict[str, Any], in_order: bool, strict: bool
 ) -> None:
     """Starts an epoch at a place."""
-    starts = resumptions(place, children.num_workers, children.dispatches, strict)
+    starts = resumptions(place, children.num_shards, children.dispatches, strict)
     left = Place(accounts_in(place), place["turn"], starts, kept_in(place))
-    children.start_epoch(commands, _resume_of(children, in_order, place.get("base"), strict), place=left)
+    children.start_epoch(commands, _resume_of(children, in_order, strict), place=left)
 
 
-def _resume_of(
-    children: Children, in_order: bool, base: dict[str, Any] | None, strict: bool
-) -> Callable[[Received], list[Resumption | None]]:
+def _resume_of(children: Children, in_order: bool, strict: bool) -> Callable[[Received], list[Resumption | None]]:
     """The function that tells where each child goes on. It refers to no object that the children must not hold."""
-    return partial(_resume, children.num_workers, children.dispatches, in_order, base, strict)
+    return partial(_resume, children.num_shards, children.dispatches, in_order, strict)
 
 
 def _resume(
-    num_workers: int,
+    num_shards: int,
     dispatches: bool,
     in_order: bool,
-    base: dict[str, Any] | None,
     strict: bool,
     received: Received,
 ) -> list[Resumption | None]:
     """From what was received of the workers, where each child goes on."""
     places, dealt = received
-    place = plain((places, 0, dealt), dispatches, in_order, base)
-    return resumptions(place, num_workers, dispatches, strict)
+    place = plain((places, 0, dealt), dispatches, in_order)
+    return resumptions(place, num_shards, dispatches, strict)

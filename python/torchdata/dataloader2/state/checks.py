@@ -27,8 +27,7 @@ from torchdata.dataloader2.state.layout import (
     naming,
     unpack_randomness,
 )
-from torchdata.dataloader2.state.places import check_base, check_place, check_processes
-from torchdata.datapipes._pipe.division import given_from
+from torchdata.dataloader2.state.places import check_place, check_processes
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
     check_entries,
@@ -40,8 +39,6 @@ from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = ["check_iteration", "check_state", "pipes_in", "refuse_pickled_state"]
 
-#: How often the items of an epoch may have been shared anew, one time within the other.
-_DEEPEST = 100
 
 #: More items than an epoch has.
 _MOST = 1 << 46
@@ -152,7 +149,6 @@ def check_iteration(place: Any) -> None:
         check_place(place["workers"])
     elif "workers" not in place:
         raise ValueError("it says nothing of workers")
-    check_base(place.get("base"))
     check_processes(place.get("processes"), place["workers"])
 
 
@@ -174,27 +170,18 @@ def _refuse_pickled_contents(place: dict[str, Any]) -> None:
 
 
 def pipes_in(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of the pipes of a snapshot; if items are shared anew, of those before; none of generators."""
-    if content.get("base") == "filter":
-        return content["entries"] or []
+    """The entries of the pipes of a snapshot; none of generators."""
     entries: list[dict[str, Any]] = content.get("graph", content).get("pipes", [])
     return entries
 
 
 def _contents(place: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """All that is sealed in a place, and what is sealed in that."""
-    for outermost in _sealed(place):
-        sealed: bytes | None = outermost
-        for _ in range(_DEEPEST):
-            content = unseal(sealed, "a snapshot")
-            if not isinstance(content, dict):
-                raise ValueError(f"a snapshot holds an object of type {type(content).__name__}")
-            yield content
-            sealed = content.get("under") if content.get("base") == "end" else None
-            if sealed is None:
-                break
-        else:
-            raise ValueError(f"its items were shared anew more than {_DEEPEST} times")
+    for sealed in _sealed(place):
+        content = unseal(sealed, "a snapshot")
+        if not isinstance(content, dict):
+            raise ValueError(f"a snapshot holds an object of type {type(content).__name__}")
+        yield content
 
 
 def _sealed(place: dict[str, Any]) -> Iterator[bytes]:
@@ -202,7 +189,6 @@ def _sealed(place: dict[str, Any]) -> Iterator[bytes]:
     found = [place.get(name) for name in ("graph", "generators", "beginning")]
     found += [worker["snapshot"][3] for worker in workers["workers"] if worker["snapshot"]]
     found += [workers["dispatching"][2]] if workers["dispatching"] else []
-    found += [(each.get("base") or {}).get("content") for each in (place, workers)]
     return (sealed for sealed in found if sealed is not None)
 
 
@@ -210,35 +196,9 @@ def _check(content: dict[str, Any]) -> None:
     if "random" in content:
         check_generators(content)
         return
-    base = content.get("base")
-    if base is not None:
-        _check_base(content, base)
-    else:
-        graph = content.get("graph", content)
-        check_entries(graph.get("pipes") if isinstance(graph, dict) else None)
+    graph = content.get("graph", content)
+    check_entries(graph.get("pipes") if isinstance(graph, dict) else None)
     if content.get("generators") is not None:
         check_generators(content["generators"])
     elif "graph" in content:
         raise ValueError("a snapshot of a worker has no generators")
-    if "skip" in content:
-        _check_given(content["skip"])
-
-
-def _check_base(content: dict[str, Any], base: Any) -> None:
-    if base not in ("filter", "end"):
-        raise ValueError(f"the items are shared anew at {base!r}")
-    _check_given(content)
-    if base == "filter":
-        if content.get("entries") is not None:
-            check_entries(content["entries"])
-        taken = content.get("taken")
-        if type(taken) is not int or taken < 0 or "entries" not in content:
-            raise ValueError(f"the division had taken {taken!r} items")
-    elif "under" not in content:
-        raise ValueError("what is dealt anew has no beginning")
-
-
-def _check_given(found: Any) -> None:
-    if not isinstance(found, dict) or not isinstance(found.get("given"), (list, tuple)):
-        raise ValueError("what was given before is not told")
-    given_from(found.get("first"), found["given"])

@@ -16,8 +16,6 @@ from torchdata.dataloader2.state.layout import (
     fingerprint_in,
     unpack_randomness,
 )
-from torchdata.dataloader2.state.places import base_of
-from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.fingerprint import short_name
 
 __all__ = ["describe"]
@@ -63,34 +61,21 @@ def _lines(state: Mapping[str, Any]) -> Iterator[str]:
         size = f" ({_size(outline['length'])} as bytes)" if outline["length"] else ""
         yield f"pipeline{size}: {', '.join(names)}"
     if place is not None:
-        base = base_of(place)
-        for level, what in (("filter", "the sharding"), ("end", "the dispatch")):
-            gone = _number_given(base.get(level))
-            if gone:
-                yield f"shared out anew behind {gone} items (or blocks) of what {what} divides"
         yield from _graph("in the main process", place["graph"])
-        yield from _workers(place["workers"], " since then" if base else "")
+        yield from _shards(place["workers"])
 
 
-def _number_given(given: dict[str, Any] | None) -> int:
-    """Of how many units a place says that they were given before the others were shared anew."""
-    if given is None:
-        return 0
-    found = given_from(given["first"], given["given"])
-    return found.first + len(found.beyond)
-
-
-def _workers(workers: Any, since: str) -> Iterator[str]:
+def _shards(workers: Any) -> Iterator[str]:
     if workers is None:
         return
     for number, worker in enumerate(workers["workers"]):
         (given, _), snapshot = worker["given"], worker["snapshot"]
         if snapshot is None:
-            yield f"worker {number}: {_items(given)} given{since}, all to be made again"
+            yield f"shard {number}: {_items(given)} given, all to be made again"
             continue
         again = given - snapshot[0][0]
-        yield f"worker {number}: {_items(given)} given{since}, the last {again} to be made again"
-        yield from _graph(f"worker {number}", snapshot[3])
+        yield f"shard {number}: {_items(given)} given, the last {again} to be made again"
+        yield from _graph(f"shard {number}", snapshot[3])
     if workers["dispatching"] is not None:
         yield from _graph("the dispatching process", workers["dispatching"][2])
 
@@ -101,8 +86,6 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
         return
     yield f"{where}: {_size(len(sealed))}"
     content = unseal(sealed, "a snapshot")
-    while content.get("base") == "end" and content["under"] is not None:
-        content = unseal(content["under"], "a snapshot")
     for entry in pipes_in(content):
         yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
 

@@ -11,13 +11,10 @@ from typing import Any
 
 from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 
 __all__ = [
     "accounts_in",
-    "base_of",
-    "check_base",
     "check_place",
     "check_processes",
     "kept_in",
@@ -38,16 +35,13 @@ _MOST = 1 << 46
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
-def plain(
-    found: tuple[Any, int, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def plain(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> dict[str, Any]:
     """The content of the engine's books in the form that a state has.
 
     Args:
         found: the content.
         dispatches: whether there is a dispatching process.
         in_order: whether main takes items in strict turn.
-        base: where the items were shared anew in this epoch, if they were.
     """
     places, turn, dealt = found
     workers = [
@@ -61,7 +55,6 @@ def plain(
         "dispatches": dispatches,
         "dispatching": dealt,
         "in_order": in_order,
-        **({} if base is None else {"base": base}),
     }
 
 
@@ -111,7 +104,6 @@ def check_place(place: Any) -> None:
         flags = place["dispatches"], place["in_order"]
         if type(place["turn"]) is not int or not 0 <= place["turn"] < len(workers) or set(map(type, flags)) != {bool}:
             raise ValueError(f"it is the turn of worker {place['turn']!r} of {len(workers)}, with {flags!r}")
-        check_base(place.get("base"))
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise ValueError(f"what it says of the workers does not fit together: {error}") from None
 
@@ -143,29 +135,6 @@ def _check_account(account: Any, whose: str) -> None:
         raise ValueError(f"{whose} has {items!r} items")
 
 
-def base_of(place: dict[str, Any]) -> dict[str, Any]:
-    """Where the run began in which a place was taken; empty if it was the epoch's beginning."""
-    workers = place["workers"]
-    base: dict[str, Any] | None = (place if workers is None else workers).get("base")
-    return base or {}
-
-
-def check_base(base: Any) -> None:
-    """Raises ValueError if this does not say where a run of an epoch began."""
-    if base is None:
-        return
-    if not isinstance(base, dict) or not is_sealed(base.get("content")):
-        raise ValueError("it does not say where its run of the epoch began")
-    for level in ("filter", "end"):
-        found = base.get(level)
-        if found is not None:
-            if not isinstance(found, dict) or not isinstance(found.get("given"), (list, tuple)):
-                raise ValueError(f"its {level!r} is {found!r}")
-            given_from(found.get("first"), found["given"])
-    if type(base.get("items", 0)) is not int or not 0 <= base.get("items", 0) < _MOST:
-        raise ValueError("the items before its run of the epoch are no number")
-
-
 def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:
     """Raises ValueError if this does not say how many workers there were, and how main took their items."""
     if processes is None and workers is None:
@@ -176,12 +145,12 @@ def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:
         raise ValueError(f"it is not of {processes[0]} workers")
 
 
-def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Where each child goes on, the dispatching process last.
+def resumptions(place: dict[str, Any], num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
+    """Where each shard goes on, and the dispatching process last.
 
     Args:
         place: the place.
-        num_workers: how many workers there are now.
+        num_shards: how many shards there are now.
         dispatches: whether there is a dispatching process now.
         strict: whether what is made again is compared.
 
@@ -189,28 +158,29 @@ def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, stric
         ValueError: there were others.
     """
     given = accounts_in(place)
-    if len(given) != num_workers:
+    if len(given) != num_shards:
         raise ValueError(
-            f"this state was saved inside an epoch with {len(given)} workers, but the reading service has "
-            f"{num_workers}: give it num_workers={len(given)}, or save a state between two epochs"
+            f"this state was saved inside an epoch of {len(given)} shards, and this epoch has {num_shards}: save a "
+            "state between two epochs"
         )
     if bool(place["dispatches"]) != dispatches:
         had, has = ("a", "no") if place["dispatches"] else ("no", "a")
         raise ValueError(f"this state was saved with {had} dispatching process, but this pipeline has {has} one")
     snapshots, dealt = kept_in(place)
-    begin = (place.get("base") or {}).get("content")
     children: list[Resumption | None] = []
     shares: list[tuple[int, Account]] = []
     for (items, checksum), snapshot in zip(given, snapshots, strict=True):
-        sent, read_pass, share, content = snapshot or ((0, 0), 1, (0, 0), None if dispatches else begin)
+        sent, read_pass, share, content = snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
         start = (sent, items - sent[0], checksum if strict else None)
         whole = read_pass > 1
         children.append(
-            Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share, strict=strict)
+            Resumption(
+                content, [start], place["turn"], passed=int(whole), share=(0, 0) if whole else share, strict=strict
+            )
         )
     if dispatches:
-        goes_on = dealt or (1, [(0, 0)] * len(shares), begin)
+        goes_on = dealt or (1, [(0, 0)] * len(shares), None)
         children.append(_of_dispatching(goes_on, shares, strict))
     return children
 

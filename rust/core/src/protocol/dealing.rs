@@ -59,7 +59,19 @@ impl Dealing {
         }
     }
 
-    fn readers(&self) -> impl Iterator<Item = usize> + '_ {
+    /// The same where each reader has a source of its own, as the shards of a worker have: one that wants an item goes
+    /// before one that wants none yet, so that nobody waits for a reader that waits for another one.
+    #[inline]
+    pub fn next_of_shards(&mut self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
+        if let Some(target) = self.turn.choose(|reader| permit(reader) == Permit::Now) {
+            return Deal::To(target);
+        }
+        let waiting = self.readers().find(|&reader| permit(reader) == Permit::Wait);
+        waiting.map_or(Deal::Nobody, Deal::WaitFor)
+    }
+
+    /// The readers that have not got their end.
+    pub fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
@@ -72,6 +84,11 @@ impl Dealing {
     /// Notes that a reader has got its end, or the error.
     pub fn end(&mut self, reader: usize) {
         self.turn.end(reader);
+    }
+
+    /// Whether a reader has got its end, or the error.
+    pub fn is_ended(&self, reader: usize) -> bool {
+        self.turn.is_ended(reader)
     }
 
     /// Whether the next pass is to begin, after this one has ended: somebody has asked for it, and nobody can still be

@@ -94,15 +94,19 @@ impl Collector {
     /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
     /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
     /// items received and the newest snapshot; the dispatching process's), whether each has ended)` returns for each
-    /// its number, its link, if it sends to this side, and its process's number or descriptor. An exception leaves all as it was, to be
-    /// tried again.
+    /// its number, the links over which it sends to this side, and its process's number or descriptor. An exception leaves
+    /// all as it was, to be tried again. `workers` send over the links: link number i is of worker i modulo that.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
+        workers: usize,
     ) -> PyResult<()> {
-        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace });
+        if workers == 0 {
+            return Err(PyValueError::new_err("somebody has to send over the links"));
+        }
+        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace, workers });
         Ok(())
     }
 

@@ -42,6 +42,13 @@ pub(super) struct Outlet {
     /// Theirs, in the same order: looked after while a producer waits.
     arenas: Vec<Arc<Arena>>,
     pub dealing: Dealing,
+    /// Whether each link has an iterator of its own (a worker and its shards), and not one for all (the dispatching
+    /// process).
+    pub has_shards: bool,
+    /// The shard whose iterator has ended, and whose end is to be sent.
+    pub closing: Option<usize>,
+    /// The shard whose iterator was asked last; beyond all if the next one is to be entered.
+    pub entered: usize,
     pub own: BellRef,
     /// The control link: what waits there interrupts the pump.
     pub control: Option<Probe>,
@@ -113,6 +120,9 @@ impl Outlet {
             owner: OwningProcess::this(),
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
             dealing: Dealing::new(producers.len()),
+            has_shards: producers.len() == 1,
+            closing: None,
+            entered: 0,
             producers,
             own,
             control,
@@ -133,7 +143,7 @@ impl Outlet {
     }
 
     pub fn begin(&mut self, stream: Stream) {
-        self.departing = None;
+        (self.departing, self.closing) = (None, None);
         self.ending = false;
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
@@ -144,39 +154,50 @@ impl Outlet {
         self.dealing.begin();
     }
 
+    /// The shard of a worker that still makes items again. All shards do that first: main has these items, and waits for
+    /// those behind them.
+    #[inline]
+    fn owing(&self) -> Option<usize> {
+        if self.has_shards { self.producers.iter().position(|producer| producer.owed() > 0) } else { None }
+    }
+
     /// The epoch of which a worker still makes items again. Calls wait meanwhile: to main those items were made before.
     fn held(&self) -> Option<u32> {
-        match &self.producers[..] {
-            [producer] if producer.owed() > 0 => Some(producer.stream().epoch()),
-            _ => None,
-        }
+        self.owing().map(|shard| self.producers[shard].stream().epoch())
     }
 
     /// Returns the fate of the next item, once that is clear; None if a command waits.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
-            if is_interrupted(&self.control, self.held()) {
+            let owing = self.owing();
+            if is_interrupted(&self.control, owing.map(|shard| self.producers[shard].stream().epoch())) {
                 self.flush();
                 return Ok(None);
             }
-            let Self { dealing, producers, .. } = self;
+            if let Some(shard) = owing {
+                return Ok(Some(Deal::Skip(shard)));
+            }
+            let Self { dealing, producers, has_shards, .. } = self;
             let mut damage = None;
-            let deal = dealing.next(|reader| match producers[reader].permit() {
+            let permit = |reader: usize| match producers[reader].permit() {
                 Ok(permit) => permit,
                 Err(error) => {
                     damage = Some(error);
                     Permit::Wait
                 }
-            });
+            };
+            let deal = if *has_shards { dealing.next_of_shards(permit) } else { dealing.next(permit) };
             if let Some(error) = damage {
                 return Err(errors::corrupted(error));
             }
             let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
-            let Self { producers, arenas, control, meters, .. } = self;
+            let Self { dealing, producers, arenas, control, meters, .. } = self;
+            let awaited: Vec<usize> =
+                if self.has_shards { dealing.readers().collect() } else { vec![target] };
             // A damaged word ends the wait, and is reported then.
-            let mut allows = || producers[target].permit() != Ok(Permit::Wait);
+            let mut allows = || awaited.iter().any(|&reader| producers[reader].permit() != Ok(Permit::Wait));
             let ready = || allows() || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
@@ -197,10 +218,32 @@ impl Outlet {
                 return Ok(Sent::Interrupted);
             }
             let Some(target) = self.dealing.turn() else { return Ok(Sent::Done) };
-            let encoder = std::mem::take(&mut self.encoder);
-            self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
-            self.dealing.end(target);
+            self.depart_end(target);
         }
+    }
+
+    fn depart_end(&mut self, target: usize) {
+        let encoder = std::mem::take(&mut self.encoder);
+        self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
+        self.dealing.end(target);
+    }
+
+    /// Ends a shard, whose iterator has ended: its last note, and then its end, are sent by `settle`.
+    pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
+        self.check_all_came_again(shard)?;
+        self.closing = Some(shard);
+        self.depart_note(py, shard)
+    }
+
+    /// Sends what was begun, and the end of a shard behind it.
+    #[inline]
+    pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
+        if self.go_on(py)? == Sent::Interrupted {
+            return Ok(Sent::Interrupted);
+        }
+        let Some(shard) = self.closing.take() else { return Ok(Sent::Done) };
+        self.depart_end(shard);
+        self.go_on(py)
     }
 
     /// Encodes an item, and sends it at once if it is small and there is room: the usual item is spared what
@@ -238,11 +281,11 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes the note that waits for the main process, if there is one, to be sent by `go_on`.
-    pub fn depart_note(&mut self, py: Python<'_>) -> PyResult<()> {
+    /// Encodes the note of a shard that waits for the main process, if there is one, to be sent by `go_on`.
+    pub fn depart_note(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let Some(noter) = &self.noter else { return Ok(()) };
-        let note = noter.call0(py)?;
-        if note.is_none(py) { Ok(()) } else { self.depart(0, kind::NOTE, note.bind(py), &[]) }
+        let note = noter.call1(py, (shard,))?;
+        if note.is_none(py) { Ok(()) } else { self.depart(shard, kind::NOTE, note.bind(py), &[]) }
     }
 
     #[inline]

@@ -58,21 +58,22 @@ impl Outlet {
         Ok(())
     }
 
-    /// Makes a snapshot: what stands before the content, and that.
-    fn take(&self, py: Python<'_>) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
+    /// Makes a snapshot of a shard: what stands before the content, and that.
+    fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
-        let made: Option<Made> = taker.call0(py)?.extract(py)?;
+        let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
         self.owner.check()?;
         Ok(made.map(|(pass, share, content)| {
             let share = Share { pass, account: account(share) };
-            let accounts = self.producers.iter().map(|producer| producer.account());
+            let own = if self.has_shards { shard..shard + 1 } else { 0..self.producers.len() };
+            let accounts = self.producers[own].iter().map(|producer| producer.account());
             (snapshots::head(self.producers[0].stream().pass(), share, accounts), content)
         }))
     }
 
-    /// Makes a snapshot, and sends it over the first link, as an item is sent.
-    pub fn send_snapshot(&mut self, py: Python<'_>) -> PyResult<bool> {
-        let Some((head, content)) = self.take(py)? else { return Ok(true) };
+    /// Makes a snapshot of a shard, and sends it over its link, as an item is sent.
+    pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
+        let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.clear();
         encoder.payload.extend_from_slice(&head);
@@ -83,17 +84,33 @@ impl Outlet {
             bytes.len(),
             Owner::of(content.as_any()),
         )));
-        self.departing = Some(Departing { target: 0, kind: kind::STATE, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing { target: shard, kind: kind::STATE, encoder, parts: Vec::new(), streamed: 0 });
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Makes a snapshot, and sends it if there is room. A note departs behind it, for `go_on` to send.
+    /// Makes a snapshot, in a worker of each of its shards, and sends it if there is room. A note departs behind it, for
+    /// `go_on` to send.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
-        if let Some((head, content)) = self.take(py)? {
-            for step in 0..self.producers.len() {
-                let link = (self.next_link + step) % self.producers.len();
+        for shard in 0..if self.has_shards { self.producers.len() } else { 1 } {
+            if !self.dealing.is_ended(shard) {
+                self.push_snapshot(py, shard)?;
+            }
+        }
+        let noted = self.depart_note(py, self.entered);
+        if let Some((_, cadence)) = &mut self.taker {
+            cadence.made(began);
+        }
+        noted
+    }
+
+    fn push_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
+        if let Some((head, content)) = self.take(py, shard)? {
+            let first = if self.has_shards { shard } else { self.next_link };
+            let links = if self.has_shards { 1 } else { self.producers.len() };
+            for step in 0..links {
+                let link = (first + step) % self.producers.len();
                 let producer = &mut self.producers[link];
                 // One who wants no more drops it.
                 if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
@@ -106,11 +123,7 @@ impl Outlet {
                 }
             }
         }
-        let noted = self.depart_note(py);
-        if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(began);
-        }
-        noted
+        Ok(())
     }
 
     /// Counts an item that the reader has already; checks the last one of them.
@@ -155,17 +168,14 @@ impl Outlet {
         }
     }
 
-    /// To be called at the end of the graph: all that readers have already must have come.
-    pub fn check_all_came_again(&mut self) -> PyResult<()> {
-        for (target, producer) in self.producers.iter_mut().enumerate() {
-            if producer.owed() > 0 && self.expected.get(target).copied().flatten().is_some() {
-                let account = producer.account();
-                let (came, owed) = (account.items, producer.owed());
-                producer.go_on_from(account, 0);
-                return Err(repeats_not(format!(
-                    "it ended after {came} items, {owed} before where the run was stopped"
-                )));
-            }
+    /// To be called where the items for a reader have ended: all that it has already must have come.
+    pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
+        let producer = &mut self.producers[target];
+        let (account, owed) = (producer.account(), producer.owed());
+        producer.go_on_from(account, 0);
+        if owed > 0 && self.expected.get(target).copied().flatten().is_some() {
+            let came = account.items;
+            return Err(repeats_not(format!("it ended after {came} items, {owed} before where the run was stopped")));
         }
         Ok(())
     }

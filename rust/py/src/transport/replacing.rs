@@ -13,24 +13,24 @@ use super::snapshots::{KeptPlaces, kept_places};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A process that takes a place: whose, over which link, and its number or descriptor.
-type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
+/// A process that takes a place: whose, over which links, and its number or descriptor.
+type Heir<'py> = (usize, Vec<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
     /// Replaces the processes `also`, and all others that have died.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
-        let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
+        let Some(Replacing { on_death, on_replace, workers }) = self.watch.replacing(py) else { return Ok(()) };
         let dead = self.watch.all_dead(also);
-        self.drain(py, &dead)?;
+        self.drain(py, &dead, workers)?;
         let received: Vec<u64> = self.all_received(py).iter().map(|account| account.items).collect();
         let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.are_paused()))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
-            self.drain(py, &replaced)?; // others may have been ended for it
+            self.drain(py, &replaced, workers)?; // others may have been ended for it
             let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
-                self.inherit(heir?.extract()?)?;
+                self.inherit(heir?.extract()?, workers)?;
             }
         }
         self.watch.forget(&dead);
@@ -39,9 +39,9 @@ impl Reader {
         Ok(())
     }
 
-    fn inherit(&mut self, (index, link, sign): Heir<'_>) -> PyResult<()> {
-        if let Some(link) = link {
-            let consumer = &mut self.peers.all_mut()[index].consumer;
+    fn inherit(&mut self, (index, links, sign): Heir<'_>, workers: usize) -> PyResult<()> {
+        for (peer, link) in self.peers.all_mut().iter_mut().skip(index).step_by(workers).zip(links) {
+            let consumer = &mut peer.consumer;
             *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }
         self.watch.succeed(index, sign);
@@ -50,9 +50,8 @@ impl Reader {
 
     /// Takes in all that dead peers had committed, and keeps the snapshots among it. A dispatching process sends
     /// nothing here.
-    fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
-        let peers = self.peers.len();
-        for &peer in dead.iter().filter(|&&peer| peer < peers) {
+    fn drain(&mut self, py: Python<'_>, dead: &[usize], workers: usize) -> PyResult<()> {
+        for peer in (0..self.peers.len()).filter(|peer| dead.contains(&(peer % workers))) {
             for taken in self.peers.drain(peer)? {
                 self.keep_unit(py, peer, &taken.unit)?;
             }

@@ -11,6 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use torchdata_core::link::arena::Arena;
 use torchdata_core::protocol::{Deal, Reader, Stream};
 use torchdata_core::stats::WaitRef;
@@ -129,8 +130,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker` between two items now and then: after a call that took a time c not before `seconds`
-    /// and `factor` times c have passed.
+    /// Makes the pump call `taker(shard)` between two items now and then, for each shard: after calls that took a time c
+    /// not before `seconds` and `factor` times c have passed.
     ///
     /// It returns None or (pass of what was read of the share, items and checksum of that, bytes), and must not send.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -138,8 +139,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `noter` with each snapshot that is due and at the end of the items. It returns None, or an
-    /// object that the other side of the first link passes to its `on_note`; it must not send.
+    /// Makes the pump call `noter(shard)` with snapshots that are due and at the end of a shard. It returns None, or an
+    /// object that the other side of the shard's link passes to its `on_note`; it must not send.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -151,10 +152,15 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes a snapshot at once, and waits until it is out. False when a command waits: the pump sends the rest.
-    fn send_snapshot(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Makes a snapshot of a shard at once, and waits until it is out. False when a command waits: the pump sends the
+    /// rest.
+    #[pyo3(signature = (shard = 0))]
+    fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py)?)
+        if shard >= outlet.producers.len() {
+            return Err(PyValueError::new_err(format!("there are {} links, not {shard}", outlet.producers.len())));
+        }
+        Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
     /// The same with a snapshot that is to be passed on, if one has come.
@@ -167,14 +173,25 @@ impl Sender {
         Ok(self.outlet()?.producers.iter().map(|producer| entry(producer.account())).collect())
     }
 
-    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits.
+    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
+    /// holds an iterator for each reader: those of a worker's shards, which are asked in turn. `enter(shard)` is called
+    /// before another shard is asked than the one before.
     ///
-    /// Returns False if a command waits: call it again with the same iterator once the command was obeyed. Returns True
-    /// once all items that are wanted of this pass were sent. Raises the errors of the iterator.
-    fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
+    /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
+    #[pyo3(signature = (iterator, enter = None))]
+    fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>, enter: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let mut guard = self.outlet()?;
         let outlet = &mut *guard;
-        if outlet.go_on(py)? == Sent::Interrupted {
+        let shards = iterator.cast::<PyTuple>().ok();
+        let iterators: Vec<_> = shards.map_or_else(|| vec![iterator.clone()], |shards| shards.iter().collect());
+        let several = iterators.len() > 1;
+        if several && iterators.len() != outlet.producers.len() {
+            return Err(PyValueError::new_err("a sender needs one iterator for each of its links, or one for all"));
+        }
+        outlet.has_shards = iterators.len() == outlet.producers.len();
+        outlet.entered = if several { usize::MAX } else { 0 };
+        if outlet.settle(py)? == Sent::Interrupted {
             return Ok(false);
         }
         while !outlet.ending {
@@ -187,15 +204,28 @@ impl Sender {
                 break;
             }
             // The outlet stays locked while Python code runs: nobody else sends, and allocating needs no lock of it.
+            let shard = if several { self.target.load(Relaxed) } else { 0 };
+            if shard != outlet.entered {
+                outlet.entered = shard;
+                enter.map(|enter| enter.call1((shard,))).transpose()?;
+            }
             // SAFETY: the GIL is held; a NULL result is the end or an exception.
-            let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
+            let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterators[shard].as_ptr())) };
             let Some(item) = item else {
                 if let Some(error) = PyErr::take(py) {
                     return Err(error);
                 }
                 outlet.owner.check()?;
-                break;
+                if !outlet.has_shards {
+                    break;
+                }
+                outlet.close_shard(py, shard)?;
+                if outlet.settle(py)? == Sent::Interrupted {
+                    return Ok(false);
+                }
+                continue;
             };
+            let is_owed = outlet.has_shards && outlet.producers[shard].owed() > 0;
             outlet.owner.check()?; // a process that the user's function has forked returns here, too
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
@@ -203,7 +233,9 @@ impl Sender {
                 Deal::Skip(target) => outlet.producers[target].skip(),
                 _ => {}
             }
-            outlet.dealing.advance();
+            if !is_owed {
+                outlet.dealing.advance(); // what is made again was in nobody's turn
+            }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
@@ -213,10 +245,9 @@ impl Sender {
                 return Ok(false);
             }
         }
-        outlet.check_all_came_again()?;
         if !outlet.ending {
+            (0..outlet.producers.len()).try_for_each(|reader| outlet.check_all_came_again(reader))?;
             outlet.ending = true;
-            outlet.depart_note(py)?;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
     }

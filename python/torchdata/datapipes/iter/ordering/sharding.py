@@ -6,13 +6,13 @@ first iteration. They own nothing but their place among the shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, ClassVar, TypeVar
 
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
-from torchdata.datapipes._pipe.division import Division, given_from
+from torchdata.datapipes._pipe.division import Division
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
@@ -73,9 +73,6 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items of the source that were taken when the current iterator was made
     _yielded_before: int = state(0, saved=False)  # items that were passed on by then
-    # The part that was given before items were shared anew, in blocks: all before the first one, and those beyond it.
-    _first: int = state(0)
-    _beyond: Sequence[int] = state(())
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -153,8 +150,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """The share that an iteration begun now yields."""
         if not self._sharding_enabled:
             return Division(1, 0)
-        given = given_from(self._first, self._beyond)
-        return Division(self.num_of_instances, self.instance_id, self._block, given)
+        return Division(self.num_of_instances, self.instance_id, self._block)
 
     def __iter__(self) -> Iterator[T_co]:
         takes_a_part = not self._shard().is_whole and type(self) is ShardingFilter
@@ -203,17 +199,11 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the source's items up to the last one that was passed on.
-
-        If the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
-        first one that was not, and those beyond it that were.
-        """
+        """The number of the source's items up to the last one that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)
-        if not self._first and not self._beyond:
-            return {"taken": taken}
-        return {"taken": taken, "first": self._first, "beyond": list(self._beyond)}
+        return {"taken": taken}
 
 
 def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
