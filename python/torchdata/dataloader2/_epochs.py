@@ -27,6 +27,7 @@ from torchdata.dataloader2._position import Position
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.dataloader2.state.places import lasts
 from torchdata.datapipes._pipe.skipping import tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 
@@ -180,20 +181,28 @@ class EpochRun:
             strict: whether what is made again is compared.
             between: the end of the last epoch where an earlier run has left the loader there.
         """
-        pipeline, position, service = self.pipeline, self.position, self.pipeline.service
+        pipeline, is_new = self.pipeline, place is None
+        if is_new:
+            self._leave_shards()
+        position = self.position
         stop_reading(pipeline.datapipe)
-        if place is None:
+        if is_new:
             self.seeds.begin_epoch()
-        else:
-            self.seeds.go_on()
-        if not pipeline.is_taken_over:
-            pipeline.note_identity()
-            if service is not None:
-                pipeline.hand_over(place, self.recorder.full)
-            position.find_output()
-        if place is None:
             self.saved_places = None  # what was loaded was of an epoch before
         else:
+            self.seeds.go_on()
+        saved = self.saved_places
+        in_workers = place is not None and (place["workers"] is not None or pipeline.contract.has_workers())
+        if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
+            place = None  # nothing was given: the epoch begins anew, with the shards of this loader
+        if not pipeline.is_taken_over:
+            pipeline.note_identity()
+            resumes = saved is not None and place is not None
+            in_shards = resumes and not pipeline.contract.has_workers() and place["workers"] is not None
+            pipeline.hand_over(lambda: saved.shards(pipeline) if resumes else None, in_shards, self.recorder.full)
+            position.find_output()
+        service = pipeline.service
+        if not is_new:
             place = self._fitted(place, strict)
         if between is not None:
             position.load_between(between)
@@ -206,7 +215,7 @@ class EpochRun:
         self.is_iterating = True
         try:
             if service is not None:
-                if place is None:
+                if is_new:
                     pipeline.contract.agree_on_seeds(self.seeds.generator)
                     self.seeds.initial = copy.copy(self.seeds.generator)
                 reset = service.initialize_iteration(self.seeds.generator)
@@ -222,15 +231,24 @@ class EpochRun:
             raise
         self.delivery.begun = False
 
-    def _fitted(self, place: dict[str, Any], strict: bool) -> dict[str, Any]:
+    def _leave_shards(self) -> None:
+        """Lets the loader's own service run the next epoch, if main has run the shards of the last one."""
+        output, pipeline = self.position.output, self.pipeline
+        if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
+            pipeline.take_back()
+            pipeline.datapipe = pipeline.snapshot.copy()
+            self.forget()
+
+    def _fitted(self, place: dict[str, Any] | None, strict: bool) -> dict[str, Any] | None:
         """The place that was loaded, for as many workers and ranks as there are now."""
         saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
         try:
-            place = saved.fitted(self.pipeline, output)
+            if place is not None:
+                place = saved.fitted(self.pipeline, output)
         except ValueError:
-            self.place = place, strict  # no epoch begins in its stead
+            self.place = None if place is None else (place, strict)  # no epoch begins in its stead
             raise
         saved.suit_seeds(self.pipeline.contract, self.seeds)
         self.saved_places = None

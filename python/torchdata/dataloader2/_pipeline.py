@@ -7,7 +7,7 @@ gave, each kept as it was, so that both can be made anew. Changed by the thread 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchdata._reporting import add_note
@@ -19,6 +19,7 @@ from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.dataloader2.state.identity import Identity
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.skipping import skipper_of
@@ -115,21 +116,25 @@ class Pipeline:
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
-    def hand_over(self, place: dict[str, Any] | None, full_stats: bool) -> None:
+    def hand_over(self, resumed: Callable[[], Sequence[Shard] | None], in_shards: bool, full_stats: bool) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
         Args:
-            place: at which the loader goes on, if it does.
+            resumed: returns the shards of the epoch in which the loader resumes; None if it begins one.
+            in_shards: whether it resumes in one that workers have begun.
             full_stats: whether the time of each pipe is taken.
         """
+        if in_shards:
+            self.service = self.contract.with_shards()
+        if self.service is None:
+            return
         try:
             self._skeleton, self._length = skeleton(self.datapipe), None
         except TypeError as error:
             self._length = str(error)
         self.skips = is_pipe(self.datapipe) and skipper_of(Graph(self.datapipe)) is not None
         service, contract, state = self.service, self.contract, self.service_state
-        shards, *_ = (place or {}).get("processes") or (None,)
-        contract.before_initialize(full_stats, shards)
+        contract.before_initialize(full_stats, resumed)
         if state is not None and not contract.is_checkpointable and holds_nothing(state):
             state = None
         try:

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata._engine.snapshots import seal, unseal
@@ -140,6 +140,8 @@ class Position:
         place["seconds"] = self._seconds_before + time.monotonic() - self._since
         if output is not None:
             place["processes"] = [output.num_shards, output.dispatches, output.in_order]
+            if output.shards_begun is not None:
+                place["shards"] = [list(astuple(shard)) for shard in output.shards_begun]
             return place
         place["own_seeds"] = self.own_seeds
         return place
@@ -330,7 +332,7 @@ class Position:
         """Finds out who runs what, once the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
-        self._only_counts = self.output is not None and _only_counts(graph)
+        self._only_counts = self.output is not None and not self.output.is_local and _only_counts(graph)
         if self.output is not None:
             self.output.follow(self._delivery if self._only_counts else None)
 

@@ -8,7 +8,7 @@ of all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from torchdata.dataloader2.state.layout import (
     READING_SERVICE_STATE_KEY_NAME,
     unpack_randomness,
 )
+from torchdata.dataloader2.state.shards import Shard, among_ranks, in_workers, shards_of
+from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
@@ -46,6 +48,39 @@ class SavedPlaces:
     ranks: SavedRanks | None
     places: Mapping[int, dict[str, Any]]
 
+    @property
+    def has_given(self) -> bool:
+        """Whether an item of the epoch was given."""
+        return any(place["given"] or place["drop"] for place in self.places.values())
+
+    def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
+        """The shards of a loader that resumes, once its rank is known; None if it runs in main what ran in main."""
+        contract = pipeline.contract
+        if not contract.has_workers() and all(place["workers"] is None for place in self.places.values()):
+            return None
+        place, shards = self._of_rank(contract)
+        return shards_of(place) if shards is None else shards
+
+    def _of_rank(
+        self, contract: ReadingServiceInterface, main: Graph | None = None
+    ) -> tuple[dict[str, Any], Sequence[Shard] | None]:
+        """The place of this rank; and its shards, if those of all ranks are dealt out anew."""
+        rank, world, _ = contract.rank_in_epoch() or (0, 1, False)
+        old_rank, old_world, _ = self.ranks or (0, 1, False)
+        if old_world == world and rank in self.places:
+            return self.places[rank], None
+        if len(self.places) < old_world:
+            raise ValueError(
+                f"this state was saved by rank {old_rank} of {old_world}, and this is "
+                + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
+                + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
+            )
+        places = {
+            number: place if place["workers"] is not None else in_workers(place, main)
+            for number, place in self.places.items()
+        }
+        return among_ranks(places, rank, world)
+
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
 
@@ -56,15 +91,9 @@ class SavedPlaces:
         Raises:
             ValueError: it cannot go on from there; the message says why.
         """
-        rank, world, _ = pipeline.contract.rank_in_epoch() or (0, 1, False)
-        old_rank, old_world, _ = self.ranks or (0, 1, False)
-        if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
-            raise ValueError(
-                f"this state was saved by rank {old_rank} of {old_world}, and this is "
-                + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
-                + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
-            )
-        return self.places.get(rank if old_world == world else 0) or next(iter(self.places.values()))
+        main = None if output is None else Graph(pipeline.datapipe)
+        place, _ = self._of_rank(pipeline.contract, main)
+        return in_workers(place, main) if output is not None and place["in_main"] else place
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.

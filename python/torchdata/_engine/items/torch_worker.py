@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+from torchdata import _engine
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["seed_worker", "tell_torch"]
+__all__ = ["seed_worker", "tell_torch", "torch_as_it_was"]
 
 _MODULE = "torch.utils.data"
 
@@ -32,13 +34,27 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
         worker = module._utils.worker
         seed = sys.modules["torch"].initial_seed()
         worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe)
-        collate_where_items_leave(module._utils.collate)
+        if _engine.current_sender is not None:
+            collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
     if loaded is None:
         call_when_imported("worker info", {_MODULE: tell})
     else:
         tell(loaded)
+
+
+@contextlib.contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Context behind which torch knows of the same worker as before, or of none."""
+    module = sys.modules.get(_MODULE)
+    before = None if module is None else module._utils.worker._worker_info
+    try:
+        yield
+    finally:
+        call_when_imported("worker info", {})
+        if (module := sys.modules.get(_MODULE)) is not None:
+            module._utils.worker._worker_info = before
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:

@@ -26,7 +26,10 @@ from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, R
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.state.shards import Shard
 
 __all__ = ["DistributedReadingService"]
 
@@ -107,6 +110,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._fullsync: Any = None
         #: Whether the epoch that begins next, and the one that runs, have the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
+        self._resumed: Callable[[], Sequence[Shard] | None] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
         """A copy that talks through the same group, if the user brought one.
@@ -206,8 +210,18 @@ class DistributedReadingService(ReadingServiceInterface):
                 f"rank {self._rank} goes on from another state than rank 0: load the same one on all ranks"
             )
         # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
-        set_graph_random_seed(self._datapipe, copy.copy(seed_generator.spawn(self._rank, inplace=True)))
+        own = seed_generator.spawn(self._rank, inplace=not self._has_moved_shards())
+        set_graph_random_seed(self._datapipe, copy.copy(own))
         return iter_reset_fn
+
+    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
+        """Notes the shards of a loaded state."""
+        self._resumed = resumed
+
+    def _has_moved_shards(self) -> bool:
+        """Whether the epoch that begins has shards that other ranks began; asked once."""
+        resumed, self._resumed = self._resumed, None
+        return any(shard.moved for shard in (resumed and resumed()) or ())
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
         """Takes the seeds of the first data-parallel group that begins this epoch; see `process_group`."""

@@ -90,6 +90,12 @@ class InProcessReadingService(ReadingServiceInterface):
             return iter_reset_fn
         return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
 
+    def with_shards(self) -> ReadingServiceInterface:
+        """A service that calls the functions for each shard."""
+        from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+
+        return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
+
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The length of the graph, unless functions of the user's may still change it."""
         keeps_graph = self._init_fn is None and self._reset_fn is None

@@ -14,6 +14,7 @@ from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.state.shards import Shard
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -122,14 +123,18 @@ class ReadingServiceInterface(ABC):
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, shards: int | None) -> None:  # noqa: B027 - optional
+    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:  # noqa: B027 - optional
         """Tells how the graph is to be run. Called once, before `initialize` or `restore`.
 
         Args:
             full_stats: whether the time of each pipe is taken.
-            shards: into how many shards the epoch is divided in which the loader resumes; None at the beginning of an
-                epoch.
+            resumed: returns the shards of the epoch in which the loader resumes, once the rank is known; None at the
+                beginning of an epoch.
         """
+
+    def with_shards(self) -> ReadingServiceInterface:
+        """The service that runs an epoch with shards that workers have begun. By default this service."""
+        return self
 
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
@@ -207,6 +212,11 @@ class _NoService(ReadingServiceInterface):
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
+
+    def with_shards(self) -> ReadingServiceInterface:
+        from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+
+        return MultiProcessingReadingService.without_workers()
 
     def count_items(self, datapipe: DataPipe) -> int:
         return len(datapipe)

@@ -29,6 +29,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
     GraphProgram,
@@ -39,6 +40,7 @@ from torchdata.dataloader2.services.program import (
 )
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 
@@ -158,11 +160,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.on_worker_exit = on_worker_exit
         check_on_timeout(_NAME, on_timeout, timeout, patience)
         self.on_timeout, self.patience = on_timeout, patience
-        self._children: Children | None = None  # once initialised
+        self._children: Children | LocalShards | None = None  # once initialised
         #: The choice of "auto", once made.
         self._choice: Choice | None = None
-        #: Into how many shards the epoch of a loaded state is divided, in which the loader resumes.
-        self._saved_shards: int | None = None
+        #: The shards of the epoch of a loaded state, in which the loader resumes, and those of the epoch that runs.
+        self._resumed: Callable[[], Sequence[Shard] | None] = _none
+        self._shards: Sequence[Shard] = ()
         #: What the workers and the dispatching process run.
         self._graphs: tuple[DataPipe, DataPipe | None] | None = None
         self._worker_output: WorkerOutput | None = None
@@ -180,7 +183,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self._num_workers == "auto":
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
-        if self.num_workers == 0:
+        resumed = self._resumed()
+        if self.num_workers == 0 and resumed is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
 
@@ -200,13 +204,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         skipping = skipping_as_before(branch, graph)
         apart = None if dispatching is None else skipping_as_before(dispatching, whole)
         self._graphs = skipping.end, None if apart is None else apart.end
-        self._children = self._start(*self._graphs, self._saved_shards or self.num_workers)
+        self._shards = self._own_shards() if resumed is None else resumed
+        self._children = self._start(*self._graphs, self._shards)
         output = self._worker_output = WorkerOutput(
             self._children,
             lasts(branch, dispatching),
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
+            None if resumed is None else resumed,
         )
         end: DataPipe = put_in_place(graph, branch.end, output)
         self._end_datapipe = end
@@ -228,15 +234,28 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """How many workers run so many shards: what is dispatched goes to one shard of each."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: int) -> Children:
-        worker = self.worker_prefetch_cnt
-        ahead = _countable(-(-worker * self._workers_for(shards) // shards) - (-self.main_prefetch_cnt // shards))
+    def _own_shards(self) -> Sequence[Shard]:
+        """The shards of an epoch that begins: one for each worker."""
+        return [Shard(worker, self.num_workers) for worker in range(self.num_workers)]
+
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
+        worker, count = self.worker_prefetch_cnt, len(shards)
+        program = GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn, shards)
+        if self.num_workers == 0:
+            if dispatching is not None:
+                raise ValueError(
+                    "this state was saved inside an epoch with a dispatching process, which needs workers: give "
+                    "num_workers=1 or more, or save a state between two epochs"
+                )
+            return LocalShards(program, count)
+        number = self._workers_for(count)
+        ahead = _countable(-(-worker * number // count) - (-self.main_prefetch_cnt // count))
         return Children(
             self._context(),
-            self._workers_for(shards),
-            GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
-            None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
-            num_shards=shards,
+            number,
+            program,
+            None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn, shards[:1]),
+            num_shards=count,
             window=ahead,
             dispatch_window=_countable(worker),
             memory_budget=self.memory_budget,
@@ -263,9 +282,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, shards: int | None) -> None:
-        """Notes whether the time of each pipe is taken, and the number of shards of a loaded state."""
-        self._full_stats, self._saved_shards = full_stats, shards
+    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
+        """Notes whether the time of each pipe is taken, and the shards of a loaded state."""
+        self._full_stats, self._resumed = full_stats, resumed
+
+    @classmethod
+    def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
+        """A service that runs shards in this process."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
         """One share for each worker, if no function of the user's may change the graph there."""
@@ -284,9 +310,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def engine_processes(self) -> Children | None:
         """The processes that are at work, once initialised."""
-        return self._children
+        return None if isinstance(self._children, LocalShards) else self._children
 
-    def _running(self) -> Children:
+    def _running(self) -> Children | LocalShards:
         self._main_graph()
         assert self._children is not None
         return self._children
@@ -301,27 +327,31 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch is not to depend on what is drawn
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
-            # process's; what it draws is shared, and so the same whatever its number.
+            # As bytes: pickling an object asks each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
-            number = self._divide_anew(self._worker_output)
+            self._divide_anew(self._worker_output)
+            # The last one is the dispatching process's; what it draws is shared, and so the same whatever its number.
+            seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
+            number = len(self._shards)
             self._worker_output.start_epoch(
-                lambda index: (generator.spawn(index).exported(), in_workers if index < number else dispatching)
+                lambda index: (seeds[index].exported(), in_workers if index < number else dispatching)
             )
         return None
 
-    def _divide_anew(self, output: WorkerOutput) -> int:
-        """Starts other workers where a new epoch is to have other shards; returns how many shards it has.
+    def _divide_anew(self, output: WorkerOutput) -> None:
+        """Starts other workers where a new epoch is to have other shards.
 
         What lasts beyond an epoch lasts in its shard, so a graph that keeps something keeps its shards.
         """
+        own = self._own_shards()
+        if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
+            return
         assert self._children is not None
         assert self._graphs is not None
-        if self._children.num_shards != self.num_workers and not (output.resumes or output.lasts):
-            self._children.shutdown()
-            self._children = self._start(*self._graphs, self.num_workers)
-            output.adopt(self._children)
-        return self._children.num_shards
+        self._children.shutdown()
+        self._shards = own
+        self._children = self._start(*self._graphs, own)
+        output.adopt(self._children, None)
 
     def finalize_iteration(self) -> None:
         """Ends the epoch: nobody runs ahead for it any more."""
@@ -411,3 +441,19 @@ class _Limit:
 def _countable(items: int) -> int:
     """A window: at least one item, and at most as many as the engine can count."""
     return min(max(1, items), sys.maxsize)
+
+
+def _none() -> None:
+    return None
+
+
+def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
+    """The seeds of a shard.
+
+    Args:
+        generator: those of the loader on its rank; if the shard was moved, those of the whole job.
+        shard: the shard. One that main has begun has the seeds of the loader itself.
+    """
+    if shard.moved and shard.ranks > 1:
+        generator = generator.spawn(shard.rank)
+    return copy.copy(generator) if shard.of_main else generator.spawn(shard.worker)

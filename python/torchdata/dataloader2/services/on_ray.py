@@ -6,15 +6,17 @@ machine: which graph they run, in which order their items come, what a state say
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchdata._engine.workers.epochs import Children
 from torchdata._optional import require
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["RayReadingService"]
@@ -124,7 +126,7 @@ class RayReadingService(MultiProcessingReadingService):
         """A worker there runs one shard."""
         return shards
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: int) -> Children:
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
         from torchdata._engine.remote.cluster import Cluster
         from torchdata.dataloader2.linter import warn_of_local_paths
 
@@ -133,7 +135,7 @@ class RayReadingService(MultiProcessingReadingService):
             self.ray_remote_args,
             self.scheduling,
             self.runtime_env,
-            shards,
+            len(shards),
             self.memory_budget,
             self.chunk_bytes,
         )

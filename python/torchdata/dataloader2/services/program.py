@@ -8,7 +8,7 @@ return the pipe to read. The engine runs `GraphProgram` in the children.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -27,6 +27,7 @@ from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
@@ -201,6 +202,7 @@ class GraphProgram(EpochProgram):
         datapipe: the last pipe of the graph.
         init_fn: the user's function of a worker's start, or None.
         reset_fn: the user's function of an epoch's start, or None.
+        shards: the shards of the epoch, by number; None for one of each worker.
     """
 
     runner: ClassVar[type[EpochRunner]] = EpochRunner
@@ -210,7 +212,9 @@ class GraphProgram(EpochProgram):
         datapipe: DataPipe,
         init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None,
         reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None,
+        shards: Sequence[Shard],
     ) -> None:
+        self.shards = shards
         self.datapipe = datapipe
         self.init_fn = init_fn
         self.reset_fn = reset_fn
@@ -235,12 +239,12 @@ class GraphProgram(EpochProgram):
     def replicas(self, count: int) -> list[EpochProgram]:
         """Programs over copies of the pipes, which share the user's data."""
         graphs = [clone(self.datapipe) for _ in range(count - 1)]
-        return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn) for graph in graphs)]
+        return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
 
     def enter(self) -> None:
         """Gives the shard what it shares with the process: its number, and its random numbers."""
-        skipping_items.worker = self._child.worker_id
-        tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+        skipping_items.worker = self._info.worker_id
+        self._tell_torch()
         witnessing.current = self._witness
         if self._generators is not None:
             load_generators(self._generators)
@@ -253,15 +257,17 @@ class GraphProgram(EpochProgram):
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
-        skipping_items.worker = "dispatch" if child.dispatches else child.worker_id
-        self._child = child
-        self._info = WorkerInfo(child.num_workers, child.worker_id)
+        self._child, self._shard = child, self.shards[child.worker_id]
+        self._info = WorkerInfo(self._shard.workers, self._shard.worker)
+        skipping_items.worker = "dispatch" if child.dispatches else self._shard.worker
         if child.dispatches:
             return
+        if self._shard.moved:
+            apply_sharding(Graph(self.datapipe), self._shard.ranks, self._shard.rank, SHARDING_PRIORITIES.DISTRIBUTED)
         for source in filter(_is_dispatched, Graph(self.datapipe)):
             source.open_stream = child.open_dispatched
             source.share = child.share
-        tell_torch(child.worker_id, child.num_workers, self.datapipe)
+        self._tell_torch()
         own_random.is_replica = True
         # All that users' own functions may expect to get is given.
         self.datapipe = self._in_use("process_init_fn")(
@@ -288,8 +294,12 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         if not self._child.dispatches:
-            tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+            self._tell_torch()
             self._watch_order()
+
+    def _tell_torch(self) -> None:
+        if not self._shard.of_main:
+            tell_torch(self._shard.worker, self._shard.workers, self.datapipe)
 
     def _watch_order(self) -> None:
         """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""

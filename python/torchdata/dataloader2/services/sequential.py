@@ -27,6 +27,7 @@ from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.state.shards import Shard
 
 __all__ = ["SequentialReadingService", "holds_nothing"]
 
@@ -165,10 +166,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def _contracts(self) -> list[ReadingServiceInterface]:
         return list(map(contract_of, self.reading_services))
 
-    def before_initialize(self, full_stats: bool, shards: int | None) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
         """Tells all services."""
         for service in self._contracts:
-            service.before_initialize(full_stats, shards)
+            service.before_initialize(full_stats, resumed)
 
     def count_shares(self) -> Shares:
         """The shares of all services: each rank has its workers."""
@@ -177,6 +178,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             shares = service.count_shares()
             workers, ranks = shares.workers or workers, ranks if shares.ranks is None else shares.ranks
         return Shares(workers, ranks)
+
+    def with_shards(self) -> ReadingServiceInterface:
+        """The services, each with shards."""
+        return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def has_workers(self) -> bool:
         """Whether one of the services has."""

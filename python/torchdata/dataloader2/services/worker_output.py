@@ -14,7 +14,9 @@ from torchdata._engine.snapshots import Resumption
 from torchdata._engine.workers.epochs import Children, Place
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
+from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.state.places import accounts_in, kept_in, plain, resumptions, why_unsaved
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Run", "WorkerOutput"]
@@ -29,7 +31,7 @@ class Run:
         items: the iterator over their items.
     """
 
-    children: Children
+    children: Children | LocalShards
     items: Iterator[Any]
 
 
@@ -42,6 +44,7 @@ class WorkerOutput(IterDataPipe[Any]):
         in_order: whether main takes items in strict turn.
         lasts_in_workers: the names of the pipes in the workers of which something outlives an epoch.
         lasts_dealt: those in the dispatching process.
+        shards: those of the epoch that runs, if it was begun with other workers.
     """
 
     #: Where the workers are is not its own state.
@@ -49,12 +52,15 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def __init__(
         self,
-        children: Children,
+        children: Children | LocalShards,
         lasts: bool = False,
         in_order: bool = True,
         lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
+        shards: Sequence[Shard] | None = None,
     ) -> None:
+        #: Those of the epoch that runs, if it was begun with other workers.
+        self.shards_begun = shards
         self.run = Run(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
@@ -71,11 +77,17 @@ class WorkerOutput(IterDataPipe[Any]):
         self._delivery: Delivery | None = None
 
     @property
-    def _children(self) -> Children:
+    def _children(self) -> Children | LocalShards:
         return self.run.children
 
-    def adopt(self, children: Children) -> None:
-        """Reads other processes from the next epoch on; those before have ended."""
+    @property
+    def is_local(self) -> bool:
+        """Whether the shards run in this process."""
+        return self._children.num_workers == 0
+
+    def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
+        """Reads other processes from the next epoch on, in which they run these shards; those before have ended."""
+        self.shards_begun = shards
         self.run = Run(children, iter(()))
         self.follow(self._delivery)
 
@@ -234,7 +246,11 @@ class WorkerOutput(IterDataPipe[Any]):
 
 
 def _go_on(
-    children: Children, commands: Callable[[int], tuple[Any, Any]], place: dict[str, Any], in_order: bool, strict: bool
+    children: Children | LocalShards,
+    commands: Callable[[int], tuple[Any, Any]],
+    place: dict[str, Any],
+    in_order: bool,
+    strict: bool,
 ) -> None:
     """Starts an epoch at a place."""
     starts = resumptions(place, children.num_shards, children.dispatches, strict)

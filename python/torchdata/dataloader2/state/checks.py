@@ -149,7 +149,7 @@ def check_iteration(place: Any) -> None:
         check_place(place["workers"])
     elif "workers" not in place:
         raise ValueError("it says nothing of workers")
-    check_processes(place.get("processes"), place["workers"])
+    check_processes(place.get("processes"), place["workers"], place.get("shards"))
 
 
 def _check_contents(place: dict[str, Any]) -> None:

@@ -135,12 +135,21 @@ def _check_account(account: Any, whose: str) -> None:
         raise ValueError(f"{whose} has {items!r} items")
 
 
-def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:
+def check_processes(processes: Any, workers: dict[str, Any] | None, shards: Any = None) -> None:
     """Raises ValueError if this does not say how many workers there were, and how main took their items."""
     if processes is None and workers is None:
         return
     if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
         raise ValueError(f"its processes are {processes!r}")
+    if shards is not None:
+        if not isinstance(shards, list) or len(shards) != processes[0]:
+            raise ValueError(f"its shards are {shards!r}")
+        for shard in shards:
+            if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool):
+                raise ValueError(f"one of its shards is {shard!r}")
+            worker, workers, rank, ranks, *_ = shard
+            if not (0 <= worker < workers < _MOST and 0 <= rank < ranks < _MOST):
+                raise ValueError(f"one of its shards is {shard!r}")
     if processes[0] < 1 or (workers is not None and len(workers["workers"]) != processes[0]):
         raise ValueError(f"it is not of {processes[0]} workers")
 

@@ -1,0 +1,161 @@
+"""Shards in the main process: how an epoch ends that workers began, where the loader has no workers.
+
+Role: takes the place of the worker processes for a `WorkerOutput`. Runs in the thread that reads the loader, and owns a
+copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and global generators;
+between two items it has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from torchdata._engine.items.torch_worker import torch_as_it_was
+from torchdata._engine.snapshots import Account, Resumption
+from torchdata._engine.workers.epochs import Place
+from torchdata._engine.workers.program import ChildInfo, EpochProgram
+from torchdata.datapipes._pipe import random as own_random
+from torchdata.datapipes._pipe import skipping, witnessing
+from torchdata.datapipes.iter.threads.prefetching import end_threads
+from torchdata.datapipes.state import load_generators, save_generators
+
+__all__ = ["LocalShards"]
+
+
+class LocalShards:
+    """Runs the shards of one epoch in this process, one item of each in turn. Speaks as `Children` and their collector.
+
+    Args:
+        program: what each shard runs.
+        num_shards: how many there are.
+    """
+
+    num_workers = 0
+    dispatches = False
+    is_forked = False
+
+    def __init__(self, program: EpochProgram, num_shards: int) -> None:
+        self.num_shards = num_shards
+        self.collector = self
+        self.stall_warning: float | None = None
+        self._programs = program.replicas(num_shards)
+        #: By shard: how many items were given, in earlier runs of the epoch, too.
+        self._given: list[Account] = [(0, 0)] * num_shards
+        self._iterators: list[Iterator[Any] | None] = []
+        self._turn = self._delivered = 0
+        #: Whether an item is being made.
+        self._is_busy = self._is_stopped = False
+        for shard, each in enumerate(self._programs):
+            with self._as_shard(each, enters=False):
+                each.prepare(ChildInfo(shard, num_shards, False, None))
+
+    @contextmanager
+    def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
+        """Context in which the process is a shard's."""
+        generators, replica, worker, witness = (
+            save_generators(),
+            own_random.is_replica,
+            skipping.worker,
+            witnessing.current,
+        )
+        with torch_as_it_was():
+            try:
+                own_random.is_replica = True
+                if enters:
+                    program.enter()
+                yield
+                program.leave()
+            finally:
+                own_random.is_replica, skipping.worker, witnessing.current = replica, worker, witness
+                load_generators(generators)
+
+    # -- as children -----------------------------------------------------------------------------------
+
+    def start_epoch(
+        self,
+        commands: Callable[[int], tuple[Any, Any]],
+        resume: object,
+        *,
+        announced: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        """Begins an epoch in all shards; see `Children.start_epoch`."""
+        self._given = [(0, 0)] * self.num_shards if place is None else list(place.given)
+        self._turn, self._delivered, self._is_stopped = 0 if place is None else place.turn, 0, False
+        self._iterators = []
+        for shard, program in enumerate(self._programs):
+            start = (None if place is None else place.resumptions[shard]) or Resumption()
+            with self._as_shard(program):
+                program.begin_epoch(*commands(shard))
+                iterator = program.go_on_from(start.content, start.strict)
+                again = sum(again for _, again, _ in start.starts or ())
+                for _ in islice(iterator, again):
+                    pass
+            self._iterators.append(iterator)
+
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Applies a function to the graph of each shard."""
+        for program in self._programs:
+            with self._as_shard(program):
+                program.call(function)
+
+    def end_epoch(self) -> None:
+        """Nothing is counted that would tell of the epoch."""
+
+    def shutdown(self) -> None:
+        """Ends the threads of the pipes."""
+        self.stop()
+        for program in self._programs:
+            end_threads(program.datapipe)
+
+    # -- as a collector --------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of all shards, one of each in turn."""
+        while not self._is_stopped and any(iterator is not None for iterator in self._iterators):
+            shard, self._turn = self._turn, (self._turn + 1) % self.num_shards
+            iterator = self._iterators[shard]
+            if iterator is None:
+                continue
+            self._is_busy = True
+            with self._as_shard(self._programs[shard]):
+                items = [*islice(iterator, 1)]
+            self._is_busy = False
+            if not items:
+                self._iterators[shard] = None
+                continue
+            (count, checksum), self._delivered = self._given[shard], self._delivered + 1
+            self._given[shard] = count + 1, checksum
+            yield items.pop()
+
+    def delivered(self) -> int:
+        """Items that came since the epoch began here."""
+        return self._delivered
+
+    def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
+        """Where all shards are, with a snapshot of each; None where that is not known: for some items ago, for one."""
+        if self._is_busy or delivered not in (None, self._delivered):
+            return None
+        found: list[tuple[Account, Any]] = []
+        for program, given in zip(self._programs, self._given, strict=True):
+            with self._as_shard(program):
+                made = program.snapshot()
+            found.append((given, None if made is None else (given, *made)))
+        live = [shard for shard, iterator in enumerate(self._iterators) if iterator is not None]
+        turn = next((shard for shard in live if shard >= self._turn), live[0] if live else 0)
+        return found, turn, None
+
+    def follow(self, delivery: object) -> None:
+        """Every item is given at once."""
+
+    def stop(self) -> None:
+        """Yields nothing more of the epoch."""
+        self._is_stopped = True
+
+    def pause(self) -> None:
+        """Nothing is made ahead."""
+
+    def resume(self) -> None:
+        """Nothing is made ahead."""
