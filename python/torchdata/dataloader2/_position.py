@@ -84,7 +84,7 @@ class Position:
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether what stands in main hands items on one by one, so that counting tells its state.
-        self._only_counts = False
+        self._only_counts = self._may_count = False
         #: Whether the epoch was gone on with at a place that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
         #: Behind how many items of this run the last one was cut off with which the loader has gone on, and how many
@@ -332,9 +332,7 @@ class Position:
         """Finds out who runs what, once the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
-        self._only_counts = self.output is not None and not self.output.is_local and _only_counts(graph)
-        if self.output is not None:
-            self.output.follow(self._delivery if self._only_counts else None)
+        self._may_count = self.output is not None and not self.output.is_local and _only_counts(graph)
 
     @property
     def end(self) -> tuple[dict[str, Any] | None, str | None]:
@@ -363,6 +361,10 @@ class Position:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.get("own_seeds", True))
         output = self.output
+        # Items that main's pipes held when a state was saved did not come here.
+        self._only_counts = self._may_count and (resumed is None or resumed["graph"] is None)
+        if output is not None:
+            output.follow(self._delivery if self._only_counts else None)
         if resumed is None:
             generators = None if output is not None else seal(save_generators())
             self._marks = [Mark(0, beginning=generators, in_main=output is None)]

@@ -21,7 +21,7 @@ from torchdata.dataloader2.state.layout import (
     READING_SERVICE_STATE_KEY_NAME,
     unpack_randomness,
 )
-from torchdata.dataloader2.state.shards import Shard, among_ranks, in_workers, shards_of
+from torchdata.dataloader2.state.shards import AHEAD, Shard, among_ranks, in_workers, shards_of, types_in
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SavedPlaces:
         return shards_of(place) if shards is None else shards
 
     def _of_rank(
-        self, contract: ReadingServiceInterface, main: Graph | None = None
+        self, contract: ReadingServiceInterface, pipes: int | None = None
     ) -> tuple[dict[str, Any], Sequence[Shard] | None]:
         """The place of this rank; and its shards, if those of all ranks are dealt out anew."""
         rank, world, _ = contract.rank_in_epoch() or (0, 1, False)
@@ -76,7 +76,7 @@ class SavedPlaces:
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         places = {
-            number: place if place["workers"] is not None else in_workers(place, main)
+            number: place if place["workers"] is not None else in_workers(place, pipes)
             for number, place in self.places.items()
         }
         return among_ranks(places, rank, world)
@@ -91,9 +91,19 @@ class SavedPlaces:
         Raises:
             ValueError: it cannot go on from there; the message says why.
         """
-        main = None if output is None else Graph(pipeline.datapipe)
-        place, _ = self._of_rank(pipeline.contract, main)
-        return in_workers(place, main) if output is not None and place["in_main"] else place
+        pipes = None if output is None else output.pipes_in_workers
+        place, _ = self._of_rank(pipeline.contract, pipes)
+        if output is None and place["workers"] is not None:
+            raise ValueError(
+                "this state was saved with another number of ranks, so it has shards, which a loader without workers "
+                "runs only if workers have begun them: give num_workers=1 or more, or save a state between two epochs"
+            )
+        if output is None:
+            return place
+        place = in_workers(place, pipes) if place["in_main"] else place
+        if place["graph"] is not None and AHEAD in types_in(place["graph"])[len(Graph(pipeline.datapipe)) :]:
+            pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead
+        return place
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 import time
-import warnings
 from typing import Any
 
 import pytest
@@ -135,37 +134,6 @@ def test_epochs_are_alike_with_any_number_of_workers_and_without_a_service() -> 
         with loader(PIPES["two passes"][0](), service) as made:
             epochs.append([list(made) for _ in range(3)])
     assert all(each == epochs[0] for each in epochs)
-
-
-@pytest.mark.parametrize(
-    ("pipe", "count", "message"),
-    [
-        (
-            lambda: shuffled().sharding_round_robin_dispatch(),
-            3,
-            "A dispatching process reads what stands before the .*share out by `sharding_filter`",
-        ),
-        (lambda: shuffled().sharding_filter().shuffle(), 3, "Shuffler, which stands behind the sharding"),
-        (lambda: shuffled(), 3, "No `sharding_filter`"),
-        (
-            lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned).batch(3),
-            3,
-            "Batcher(, which stands behind the workers, keeps| makes batches of 3) items",
-        ),
-    ],
-)
-def test_what_forbids_it_is_named(pipe: Any, count: int, message: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for old, new in [(2, 0), (0, 2)]:
-            services = [MultiProcessingReadingService(n) if n else InProcessReadingService() for n in (old, new)]
-            state = stopped(pipe(), services[0], count)
-            with loader(pipe(), services[1], state) as made:
-                for _ in range(2):  # no other epoch begins in its stead
-                    with pytest.raises(
-                        ValueError, match=f"(?s)saved inside an epoch with .* this loader has.*{message}"
-                    ):
-                        iter(made)
 
 
 def test_seeds_that_pipes_drew_by_themselves_are_not_taken_to_workers() -> None:

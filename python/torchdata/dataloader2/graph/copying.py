@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import pickle
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
+from io import BytesIO, IOBase
+from threading import Lock
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType, NoneType
 from typing import Any, TypeVar
 
 from torchdata._engine.processes.interrupts import is_of_handler
@@ -32,9 +35,10 @@ from torchdata._importing import loaded
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
 
-__all__ = ["attribute_copier", "duplicate"]
+__all__ = ["attribute_copier", "duplicate", "replica"]
 
 T = TypeVar("T")
+LockType = type(Lock())
 
 #: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
@@ -191,3 +195,50 @@ def _copied(generator: Any) -> Any:
         if is_of_handler(error):
             raise
         return generator
+
+
+#: Data of so many bytes, and containers of so many members as a graph is not searched in, are the same in all replicas.
+_SHARED_BYTES = 1 << 16
+#: What cannot be copied, or has nothing that changes.
+_SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
+
+
+def replica(obj: T) -> T:
+    """A copy of a graph for another shard in the same process, which changes nothing of this one.
+
+    It is copied as for another process, by pickle. Large data is the same object in both, and so is what cannot be
+    copied: open files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
+    """
+    shared: list[Any] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, part: Any) -> int | None:
+            if not _is_shared(part):
+                return None
+            shared.append(part)
+            return len(shared) - 1
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Any:
+            return shared[number]
+
+    written = BytesIO()
+    try:
+        Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+        written.seek(0)
+        twin: T = Unpickler(written).load()
+    except Exception as error:
+        if is_of_handler(error):
+            raise
+        return duplicate(obj)
+    return twin
+
+
+def _is_shared(part: Any) -> bool:
+    """Whether replicas have the same object."""
+    if isinstance(part, _SHARED_TYPES):
+        return True
+    if type(part) in _CONTAINERS:
+        return len(part) > LARGEST_STRUCTURE
+    size = getattr(part, "nbytes", 0) if not isinstance(part, (int, str)) else 0
+    return isinstance(size, int) and size >= _SHARED_BYTES and not is_pipe(part)

@@ -212,7 +212,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
-            None if resumed is None else resumed,
+            resumed,
+            len(skipping.pipes),
         )
         end: DataPipe = put_in_place(graph, branch.end, output)
         self._end_datapipe = end

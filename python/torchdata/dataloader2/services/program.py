@@ -22,8 +22,8 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
 from torchdata._reporting import name_of
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
+from torchdata.dataloader2.graph.copying import replica
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
-from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
@@ -237,8 +237,8 @@ class GraphProgram(EpochProgram):
         return why_unpicklable(Graph(self.datapipe).pipes, start_method)
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Programs over copies of the pipes, which share the user's data."""
-        graphs = [clone(self.datapipe) for _ in range(count - 1)]
+        """Programs over copies of the graph."""
+        graphs = [replica(self.datapipe) for _ in range(count - 1)]
         return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
 
     def enter(self) -> None:
@@ -378,6 +378,8 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: dict[str, Any]) -> Iterator[Any]:
         if saved.get("read_out"):
             self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
+        if len(saved["graph"]["pipes"]) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as main read ahead
         load_state(self.datapipe, saved["graph"])
         load_generators(saved["generators"])  # first: threads begin with the iterator
         return iterate(self.datapipe)

@@ -45,6 +45,7 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts_in_workers: the names of the pipes in the workers of which something outlives an epoch.
         lasts_dealt: those in the dispatching process.
         shards: those of the epoch that runs, if it was begun with other workers.
+        pipes: how many pipes each worker runs.
     """
 
     #: Where the workers are is not its own state.
@@ -58,7 +59,9 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
         shards: Sequence[Shard] | None = None,
+        pipes: int = 0,
     ) -> None:
+        self.pipes_in_workers = pipes
         #: Those of the epoch that runs, if it was begun with other workers.
         self.shards_begun = shards
         self.run = Run(children, iter(()))

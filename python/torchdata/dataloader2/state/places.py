@@ -147,8 +147,8 @@ def check_processes(processes: Any, workers: dict[str, Any] | None, shards: Any 
         for shard in shards:
             if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool):
                 raise ValueError(f"one of its shards is {shard!r}")
-            worker, workers, rank, ranks, *_ = shard
-            if not (0 <= worker < workers < _MOST and 0 <= rank < ranks < _MOST):
+            worker, count, rank, ranks, *_ = shard
+            if not (0 <= worker < count < _MOST and 0 <= rank < ranks < _MOST):
                 raise ValueError(f"one of its shards is {shard!r}")
     if processes[0] < 1 or (workers is not None and len(workers["workers"]) != processes[0]):
         raise ValueError(f"it is not of {processes[0]} workers")

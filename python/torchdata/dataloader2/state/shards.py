@@ -7,14 +7,16 @@ that it has, and the ranks take them in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torchdata._engine.snapshots import seal, unseal
-from torchdata.datapipes._pipe.graph.graph import Graph
 
-__all__ = ["Shard", "among_ranks", "in_workers", "shards_of"]
+#: The class of the pipe with which an in-process service reads ahead.
+AHEAD = "Prefetcher"
+
+__all__ = ["AHEAD", "Shard", "among_ranks", "in_workers", "shards_of", "types_in"]
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
     own = each[rank::ranks]
     if not own:
         raise ValueError(
-            f"this state has {len(each)} shards, so that rank {rank} of {ranks} gets none: use at most {len(each)} "
-            "ranks"
+            f"this state has {len(each)} {'shard' if len(each) == 1 else 'shards'}, one for each worker of each rank "
+            f"that saved it, so that rank {rank} of {ranks} gets none. Use as many ranks as there are shards, or fewer"
         )
     first = places[0]
     now = first["workers"]["turn"]
@@ -97,12 +99,12 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
     return {**first, "given": given, "workers": workers, "processes": processes, "shards": names}, shards
 
 
-def in_workers(place: dict[str, Any], main: Graph | None) -> dict[str, Any]:
+def in_workers(place: dict[str, Any], pipes: int | None) -> dict[str, Any]:
     """The place of a pipeline that ran in main, as that of one shard that a worker runs.
 
     Args:
         place: where main was.
-        main: the graph that is left in main, with what stands for the workers first; None if that is not known.
+        pipes: how many pipes the worker runs; the others stay in main. None if that is not known yet.
 
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
@@ -117,14 +119,16 @@ def in_workers(place: dict[str, Any], main: Graph | None) -> dict[str, Any]:
     if place["graph"] is not None:
         saved = unseal(place["graph"], "the graph of this loader state")
         generators = unseal(place["generators"] or place["beginning"], "the generators of this loader state")
-        count = 0 if main is None else len(main.pipes) - 1
-        own: Sequence[Any] = saved["pipes"][: len(saved["pipes"]) - count]
-        read = own[-1].get("yielded", 0) if count else place["given"] - place["drop"]
-        content = seal({"graph": {**saved, "pipes": list(own)}, "generators": generators})
+        own, others = saved["pipes"][:pipes], saved["pipes"][pipes:] if pipes is not None else []
+        if others and others[0]["type"] == AHEAD:  # of an in-process service, which has put it there
+            own, others = saved["pipes"][: len(own) + 1], others[1:]
+        holds = any(entry.get("state", {}).get("items") for entry in others)
+        read = own[-1].get("yielded", 0) if holds else place["given"] - place["drop"]
+        content = seal({"graph": {**saved, "pipes": own}, "generators": generators})
         snapshot = ((read, 0), 1, (0, 0), content)
-        if count and main is not None:
-            output = {"type": type(main.pipes[0]).__name__, "how": "restore", "yielded": read, "state": {}}
-            graph = seal({**saved, "pipes": [output, *saved["pipes"][len(own) :]]})
+        if holds:
+            output = {"type": "WorkerOutput", "how": "restore", "yielded": read, "state": {}}
+            graph = seal({**saved, "pipes": [output, *others]})
     workers = {
         "workers": [{"given": (read, 0), "snapshot": snapshot}],
         "turn": 0,
@@ -135,3 +139,8 @@ def in_workers(place: dict[str, Any], main: Graph | None) -> dict[str, Any]:
     drop = place["drop"] if snapshot is not None else place["given"]
     moved = {**place, "drop": drop, "graph": graph, "generators": None, "beginning": None, "in_main": False}
     return {**moved, "workers": workers, "processes": [1, False, True], "shards": [[0, 1, 0, 1, True, False]]}
+
+
+def types_in(sealed: bytes) -> list[str]:
+    """The classes of the pipes of a graph whose state was sealed, sources first."""
+    return [entry["type"] for entry in unseal(sealed, "the graph of this loader state")["pipes"]]

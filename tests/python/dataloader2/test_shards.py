@@ -1,0 +1,335 @@
+"""States that resume with other numbers of workers: the rest of the epoch is that of the workers that began it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from process_checks import nothing_is_left  # noqa: F401
+from rank_threads import ThreadGroup, in_ranks
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.state.places import lasts
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer, Zipper
+from torchdata.datapipes.map import SequenceWrapper
+
+pytestmark = pytest.mark.alone
+
+ITEMS = 26
+COUNTS = (0, 1, 2, 3, 5, 8)
+
+
+class Generated(IterDataPipe):
+    """A user's pipe without a state, which counts what it has read in objects of its own."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.counts = source, {"read": 0}
+
+    def __iter__(self) -> Iterator[Any]:
+        self.counts["read"] = 0
+        for item in self.source:
+            self.counts["read"] += 1
+            yield item, self.counts["read"]
+
+
+class Counting(IterDataPipe):
+    """A user's pipe with a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.count = source, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            self.count += 1
+            yield item, self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def drawn(item: Any) -> Any:
+    """An item beside a random number of the worker's, if a worker makes it."""
+    return item, random.random() if os.environ.get("DRAWS") else 0
+
+
+def size(item: Any) -> int:
+    return item % 5 + 1
+
+
+def source() -> Any:
+    return IterableWrapper(range(ITEMS)).shuffle().sharding_filter()
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "map": lambda: source().map(drawn),
+    "prefetch": lambda: source().prefetch(3),
+    "threadpool_map": lambda: source().threadpool_map(str, max_workers=2),
+    "filter": lambda: source().filter(lambda item: item % 3 > 0).map(drawn),
+    "flatmap": lambda: source().flatmap(lambda item: [item] * (item % 3)),
+    "shuffle": lambda: source().shuffle(buffer_size=3).map(drawn),
+    "batch": lambda: source().batch(3),
+    "unbatch": lambda: source().batch(2).unbatch(),
+    "bucketbatch": lambda: source().bucketbatch(batch_size=2, batch_num=2, bucket_num=1),
+    "max_token_bucketize": lambda: source().max_token_bucketize(max_token_count=8, len_fn=size, buffer_size=5),
+    "groupby": lambda: source().groupby(lambda item: item % 3, buffer_size=6, group_size=2),
+    "pack": lambda: source().map(lambda item: [item] * size(item)).pack(8),
+    "mux": lambda: Multiplexer(source(), IterableWrapper(range(100, 110)).sharding_filter()),
+    "zip": lambda: Zipper(source(), IterableWrapper(range(100, 140)).sharding_filter()),
+    "cycle": lambda: source().cycle(2),
+    "fork": lambda: Zipper(*source().fork(2)),
+    "demux": lambda: Multiplexer(*source().demux(2, lambda item: item % 2)),
+    "in_memory_cache": lambda: source().in_memory_cache(),
+    "enumerate": lambda: source().enumerate(),
+    "header": lambda: source().header(5),
+    "rows of a map": lambda: SequenceWrapper(list(range(ITEMS))).shuffle().sharding_filter().map(drawn),
+    "a user's pipe": lambda: Generated(source()),
+    "a user's pipe with a state": lambda: Counting(source()),
+    "nothing is divided": lambda: IterableWrapper(range(7)).map(drawn),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def service(workers: int) -> Any:
+    return MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+
+
+def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
+    made: DataLoader2[Any] = DataLoader2(FORMS[form](), reading_service=service(workers))
+    if state is None:
+        made.seed(3)
+    else:
+        made.load_state_dict(state)
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_rest_of_an_epoch_is_that_of_the_workers_which_began_it(form: str) -> None:
+    whole, states = {}, {}
+    for old in COUNTS:
+        with loader(form, old) as made:
+            first = list(made)
+            whole[old] = [first, list(made), list(made)]
+        with loader(form, old) as made:
+            reading, states[old] = iter(made), {}
+            for place in range(len(first)):
+                if place in {1, len(first) // 2, len(first) - 1}:
+                    states[old][place] = pickle.loads(pickle.dumps(made.state_dict()))
+                next(reading)
+    keeps = lasts(FORMS[form]())
+    for old in COUNTS:
+        for turn, (place, state) in enumerate(states[old].items()):
+            new = COUNTS[(COUNTS.index(old) + turn + 1) % len(COUNTS)]
+            with loader(form, new, copy.deepcopy(state)) as made:
+                assert list(made) == whole[old][0][place:], (old, new, place)
+                # What lasts from epoch to epoch lasts in its shard.
+                assert list(made) == whole[old if keeps else new][1], (old, new, place)
+                assert list(made) == whole[old if keeps else new][2], (old, new, place)
+
+
+def test_a_state_goes_on_through_loaders_with_other_numbers_of_workers() -> None:
+    with loader("shuffle", 4) as made:
+        whole = [list(made), list(made)]
+    got: list[Any] = []
+    state = None
+    for workers in 4, 1, 0, 3, 8, 2, 0:
+        with loader("shuffle", workers, state) as made:
+            reading = iter(made)
+            got += [next(reading) for _ in range(3)]
+            state = pickle.loads(pickle.dumps(made.state_dict()))
+    with loader("shuffle", 2, state) as made:
+        assert got + list(made) == whole[0]
+    with loader("shuffle", 2) as made:
+        second = [list(made), list(made)][1]
+    with loader("shuffle", 2, state) as made:
+        assert [list(made), list(made)][1] == second
+
+
+def test_random_numbers_of_functions_belong_to_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAWS", "1")
+    with loader("shuffle", 4) as made:
+        whole = list(made)
+    for new in 0, 1, 2, 3, 5:
+        with loader("shuffle", 4) as made:
+            reading = iter(made)
+            head = [next(reading) for _ in range(6)]
+            state = made.state_dict()
+        with loader("shuffle", new, state) as made:
+            reading = iter(made)
+            random.seed(new)
+            before = random.getstate()
+            assert head + list(reading) == whole
+            assert random.getstate() == before, "the generator of the program is its own"
+
+
+class WhoAmI(IterDataPipe):
+    """Says which worker runs it, by torch's word."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch.utils.data
+
+        for item in self.source:
+            info = torch.utils.data.get_worker_info()
+            yield item, None if info is None else (info.id, info.num_workers)
+
+
+def told(pipe: Any, info: Any) -> Any:
+    return pipe.map(lambda item: (item, info.worker_id, info.num_workers))
+
+
+def test_functions_of_the_user_are_told_the_shard() -> None:
+    torch = pytest.importorskip("torch")
+
+    def who(workers: int, state: Any = None) -> DataLoader2[Any]:
+        service = MultiProcessingReadingService(workers, worker_init_fn=told)
+        made: DataLoader2[Any] = DataLoader2(WhoAmI(source()), reading_service=service)
+        made.seed(1) if state is None else made.load_state_dict(state)
+        return made
+
+    with who(3) as made:
+        whole = list(made)
+    assert {(worker, told) for (_, worker), *told in whole for told in [tuple(told)]} == {
+        ((n, 3), (n, 3)) for n in range(3)
+    }
+    for new in 0, 1, 2:
+        with who(3) as made:
+            reading = iter(made)
+            head = [next(reading) for _ in range(4)]
+            state = made.state_dict()
+        with who(new, state) as made:
+            assert head + list(made) == whole
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    with loader("shuffle", 5) as made:
+        whole = list(made)
+    with loader("shuffle", 5) as made:
+        reading = iter(made)
+        head = [next(reading) for _ in range(3)]
+        state = made.state_dict()
+    service = MultiProcessingReadingService(2, on_worker_exit="restart", worker_prefetch_cnt=1, main_prefetch_cnt=1)
+    made = DataLoader2(FORMS["shuffle"](), reading_service=service)
+    made.load_state_dict(state)
+    with made:
+        reading = iter(made)
+        head += [next(reading) for _ in range(4)]
+        os.kill(made.reading_service.engine_processes().pids[0], signal.SIGKILL)
+        assert head + list(reading) == whole
+        assert len(list(made)) == ITEMS
+
+
+def even() -> Any:
+    """A source of as many items for each rank and worker."""
+    return IterableWrapper(range(48)).shuffle().sharding_filter()
+
+
+RANKED: dict[str, Callable[[], Any]] = {
+    "batch": lambda: even().batch(2),
+    "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
+    "a user's pipe": lambda: Generated(even()),
+}
+
+
+def of_ranks(form: str, ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
+    """By rank, the items that are read, and the state behind them."""
+
+    def body(group: ThreadGroup) -> Any:
+        inner = service(workers)
+        if ranks > 1:
+            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
+        made: DataLoader2[Any] = DataLoader2(RANKED[form](), reading_service=inner)
+        if states is None:
+            made.seed(3)
+        else:
+            made.load_state_dict(states if len(states) > 1 else states[0])
+        with made:
+            reading = iter(made)
+            got = list(reading) if count is None else [next(reading) for _ in range(count)]
+            return got, pickle.loads(pickle.dumps(made.state_dict()))
+
+    return in_ranks(ranks, body)
+
+
+@pytest.mark.parametrize(
+    ("form", "old", "new"),
+    [
+        ("batch", (2, 2), (1, 1)),
+        ("batch", (1, 4), (2, 1)),
+        ("shuffle", (2, 2), (1, 3)),
+        ("shuffle", (3, 1), (1, 2)),
+        ("a user's pipe", (2, 3), (3, 2)),
+        ("a user's pipe", (1, 2), (2, 2)),
+    ],
+)
+def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old: Any, new: Any) -> None:
+    (ranks, workers), count = old, 2
+    whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
+    states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
+    # By turn and rank, what is left of each shard.
+    left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
+    turn = count % workers * ranks
+    expected = []
+    for rank in range(new[0]):
+        own = [*range(rank, len(left), new[0])]
+        first = next((place for place, shard in enumerate(own) if shard // ranks * ranks >= turn), 0)
+        queues, rest = [[*left[shard]] for shard in own[first:] + own[:first]], []
+        while queues := [queue for queue in queues if queue]:
+            rest += [queue.pop(0) for queue in queues]
+        expected.append(rest)
+    shortest = min(map(len, expected))  # all ranks end together
+    assert [rest for rest, _ in of_ranks(form, *new, None, states)] == [rest[:shortest] for rest in expected]
+
+
+def test_more_ranks_than_shards_are_refused_by_name() -> None:
+    states = {0: of_ranks("batch", 1, 2, 2)[0][1]}
+    with pytest.raises(ValueError, match="this state has 2 shards, one for each worker of each rank.*rank 2 of 3"):
+        of_ranks("batch", 3, 1, None, states)
+
+
+def test_what_is_dispatched_resumes_with_as_many_workers_until_the_epoch_ends() -> None:
+    def dispatched(workers: int, state: Any = None) -> DataLoader2[Any]:
+        pipe = IterableWrapper(range(ITEMS)).shuffle().sharding_round_robin_dispatch().shuffle(buffer_size=3)
+        made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service(workers))
+        made.seed(3) if state is None else made.load_state_dict(state)
+        return made
+
+    with dispatched(3) as made:
+        whole = list(made)
+    with dispatched(3) as made:
+        reading = iter(made)
+        head = [next(reading) for _ in range(5)]
+        state = made.state_dict()
+    for new in 1, 2, 5:
+        with dispatched(new, state) as made:
+            assert head + list(made) == whole
+            assert sorted(made) == list(range(ITEMS))
+    with dispatched(0, state) as made, pytest.raises(ValueError, match="a dispatching process, which needs workers"):
+        list(made)
