@@ -134,7 +134,7 @@ class Pipeline:
             self._length = str(error)
         self.skips = is_pipe(self.datapipe) and skipper_of(Graph(self.datapipe)) is not None
         service, contract, state = self.service, self.contract, self.service_state
-        contract.before_initialize(full_stats, resumed)
+        contract.before_initialize(full_stats, resumed, contract.rank_in_epoch)
         if state is not None and not contract.is_checkpointable and holds_nothing(state):
             state = None
         try:

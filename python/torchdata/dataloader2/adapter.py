@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
-from torchdata.dataloader2.services.interface import ReadingServiceInterface
+from torchdata.dataloader2.services.interface import ReadingServiceInterface, divided
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 
@@ -154,10 +154,15 @@ class ShardingPolicy(Adapter):
             `sharding_filter().batch(block)` makes the same batches for any number of workers; None deals them
             out one by one.
         enable: False switches the filters off: every worker and rank gets all items.
+        splits: the number of shards of each epoch, whatever workers and ranks there are; None for one shard for each
+            worker. Items, their order and batches are then the same for any number of workers and ranks, up to as many
+            as there are splits, and a state that is saved inside an epoch resumes with any of them. A worker runs its
+            shards in turn. Each shard has buffers of its own, and reads what stands before the `sharding_filter` by
+            itself, which costs nothing if that is read by index.
 
     Raises:
-        TypeError: `block` is no integer.
-        ValueError: `block` is below 1.
+        TypeError: `block` or `splits` is no integer.
+        ValueError: `block` or `splits` is below 1, or the reading service of the loader cannot run shards.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -168,17 +173,22 @@ class ShardingPolicy(Adapter):
         [[0, 1], [2, 3], [4, 5], [6, 7]]
     """
 
-    def __init__(self, block: int | None = None, enable: bool = True) -> None:
+    def __init__(self, block: int | None = None, enable: bool = True, splits: int | None = None) -> None:
         if block is not None:
             check_int("ShardingPolicy", "block", block, least=1)
-        self.block = block
-        self.enable = enable
+        if splits is not None:
+            check_int("ShardingPolicy", "splits", splits, least=1)
+        self.block, self.enable, self.splits = block, enable, splits
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the block length and the switch of every filter."""
         _tell_all(datapipe, "set_sharding_block", self.block)
         _tell_all(datapipe, "set_sharding_enabled", self.enable)
         return datapipe
+
+    def adapt_reading_service(self, service: Any) -> Any:
+        """Sets into how many shards the reading service divides an epoch."""
+        return service if self.splits is None else divided(service, self.splits)
 
 
 class PrefetchPolicy(Adapter):

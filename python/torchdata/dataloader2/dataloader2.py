@@ -35,13 +35,12 @@ from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
 )
-from torchdata.dataloader2.services.interface import (
-    ReadingServiceInterface,
-)
+from torchdata.dataloader2.services.interface import ReadingServiceInterface, divided
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
 from torchdata.dataloader2.state.layout import is_of_0_9, unpack_randomness
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
         num_workers: number of worker processes, in the place of a `reading_service`: the short form of
             `reading_service=MultiProcessingReadingService(num_workers)`.
+        splits: the number of shards of each epoch, for any number of workers and ranks: the short form of the adapter
+            `ShardingPolicy(splits=splits)`; None for one shard for each worker.
         stats: what is counted: "counts", which costs nothing, or "full", which takes the time of each pipe, too; None
             for what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
         stall_warning: after how many seconds in which `next` got no item a `RuntimeWarning` says who waits for whom,
@@ -116,6 +117,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         num_workers: int | Literal["auto"] = 0,
+        splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
@@ -129,6 +131,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         num_workers: int | Literal["auto"] = 0,
+        splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
@@ -141,6 +144,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         *,
         num_workers: int | Literal["auto"] = 0,
+        splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
@@ -148,6 +152,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         self._ended = True  # a loader whose construction fails has nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
+        if splits is not None:
+            reading_service = divided(reading_service, check_int("DataLoader2", "splits", splits, least=1))
         recorder = Recorder(stats, stall_warning)
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
@@ -208,6 +214,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         seed: int | None = None,
+        splits: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
@@ -235,6 +242,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             collate_fn: a function of a batch, or of an item if `batch_size` is None. None makes arrays (with PyTorch
                 loaded, tensors) of batches.
             seed: from which all epochs follow, as by `seed()`.
+            splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: how the pipeline is run, in the place of `num_workers`.
 
         Raises:
@@ -252,7 +260,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
         if reading_service is None:
             reading_service = InProcessReadingService()
-        loader = cls(pipe, reading_service=reading_service)
+        loader = cls(pipe, reading_service=reading_service, splits=splits)
         if seed is not None:
             loader.seed(seed)
         return loader

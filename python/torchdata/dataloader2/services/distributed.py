@@ -214,7 +214,12 @@ class DistributedReadingService(ReadingServiceInterface):
         set_graph_random_seed(self._datapipe, copy.copy(own))
         return iter_reset_fn
 
-    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
+    def before_initialize(
+        self,
+        full_stats: bool,
+        resumed: Callable[[], Sequence[Shard] | None],
+        ranks: Callable[[], RankInEpoch | None],
+    ) -> None:
         """Notes the shards of a loaded state."""
         self._resumed = resumed
 

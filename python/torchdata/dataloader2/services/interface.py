@@ -24,6 +24,7 @@ __all__ = [
     "ReadingServiceInterface",
     "Shares",
     "contract_of",
+    "divided",
 ]
 
 #: A number of items that are read ahead, or that it is to be chosen.
@@ -123,18 +124,28 @@ class ReadingServiceInterface(ABC):
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:  # noqa: B027 - optional
+    def before_initialize(  # noqa: B027 - optional
+        self,
+        full_stats: bool,
+        resumed: Callable[[], Sequence[Shard] | None],
+        ranks: Callable[[], RankInEpoch | None],
+    ) -> None:
         """Tells how the graph is to be run. Called once, before `initialize` or `restore`.
 
         Args:
             full_stats: whether the time of each pipe is taken.
             resumed: returns the shards of the epoch in which the loader resumes, once the rank is known; None at the
                 beginning of an epoch.
+            ranks: returns the rank, once it is known.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
         """The service that runs an epoch with shards that workers have begun. By default this service."""
         return self
+
+    def divide_into(self, splits: int) -> bool:
+        """Divides each epoch into so many shards, over all ranks; returns whether the service does that."""
+        return False
 
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
@@ -254,3 +265,18 @@ def contract_of(service: Any) -> ReadingServiceInterface:
     if isinstance(service, ReadingServiceInterface):
         return service
     return _NoService() if service is None else _Answers(service)
+
+
+def divided(service: Any, splits: int) -> ReadingServiceInterface:
+    """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
+
+    Raises:
+        ValueError: the service cannot run shards.
+    """
+    contract = contract_of(service).with_shards()
+    if not contract.divide_into(splits):
+        raise ValueError(
+            f"splits={splits} needs a reading service of this package that runs the graph, and "
+            f"{type(service).__name__} does not run shards"
+        )
+    return contract

@@ -28,7 +28,7 @@ from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
-from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.interface import PrefetchCount, RankInEpoch, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
@@ -165,6 +165,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._choice: Choice | None = None
         #: The shards of the epoch of a loaded state, in which the loader resumes, and those of the epoch that runs.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
+        self._ranks: Callable[[], RankInEpoch | None] = _none
+        #: Into how many shards each epoch is divided, over all ranks; None for one for each worker.
+        self.splits: int | None = None
         self._shards: Sequence[Shard] = ()
         #: What the workers and the dispatching process run.
         self._graphs: tuple[DataPipe, DataPipe | None] | None = None
@@ -184,7 +187,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed = self._resumed()
-        if self.num_workers == 0 and resumed is None:
+        if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
 
@@ -212,7 +215,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
-            resumed,
+            resumed if self.splits is None else self._shards,
             len(skipping.pipes),
         )
         end: DataPipe = put_in_place(graph, branch.end, output)
@@ -236,7 +239,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """The shards of an epoch that begins: one for each worker."""
+        """The shards of an epoch that begins: one for each worker, or the splits of this rank."""
+        if self.splits is not None:
+            rank, ranks, _ = self._ranks() or (0, 1, False)
+            if ranks > self.splits:
+                raise ValueError(
+                    f"{ranks} ranks cannot share {self.splits} splits: use at least as many splits as ranks"
+                )
+            return [Shard(split, self.splits, moved=True, splits=True) for split in range(rank, self.splits, ranks)]
         return [Shard(worker, self.num_workers) for worker in range(self.num_workers)]
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
@@ -283,9 +293,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     # -- what the loader asks ----------------------------------------------------------------------
 
-    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
+    def before_initialize(
+        self,
+        full_stats: bool,
+        resumed: Callable[[], Sequence[Shard] | None],
+        ranks: Callable[[], RankInEpoch | None],
+    ) -> None:
         """Notes whether the time of each pipe is taken, and the shards of a loaded state."""
-        self._full_stats, self._resumed = full_stats, resumed
+        self._full_stats, self._resumed, self._ranks = full_stats, resumed, ranks
+
+    def divide_into(self, splits: int) -> bool:
+        """Divides each epoch into so many shards, over all ranks."""
+        self.splits = splits
+        return True
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
@@ -299,7 +319,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
-        return Shares(workers=self.num_workers)
+        if self.splits is not None and self._ranks() is not None:
+            raise TypeError("it depends on the rank how many of the splits it has")
+        return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
         """Whether there is a worker; without one the graph runs in main."""
@@ -352,7 +374,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._children.shutdown()
         self._shards = own
         self._children = self._start(*self._graphs, own)
-        output.adopt(self._children, None)
+        output.adopt(self._children, None if self.splits is None else own)
 
     def finalize_iteration(self) -> None:
         """Ends the epoch: nobody runs ahead for it any more."""
@@ -455,6 +477,8 @@ def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
         generator: those of the loader on its rank; if the shard was moved, those of the whole job.
         shard: the shard. One that main has begun has the seeds of the loader itself.
     """
+    if shard.splits:  # these seeds are the same on all ranks
+        return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:
         generator = generator.spawn(shard.rank)
     return copy.copy(generator) if shard.of_main else generator.spawn(shard.worker)

@@ -166,10 +166,15 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def _contracts(self) -> list[ReadingServiceInterface]:
         return list(map(contract_of, self.reading_services))
 
-    def before_initialize(self, full_stats: bool, resumed: Callable[[], Sequence[Shard] | None]) -> None:
+    def before_initialize(
+        self,
+        full_stats: bool,
+        resumed: Callable[[], Sequence[Shard] | None],
+        ranks: Callable[[], RankInEpoch | None],
+    ) -> None:
         """Tells all services."""
         for service in self._contracts:
-            service.before_initialize(full_stats, resumed)
+            service.before_initialize(full_stats, resumed, ranks)
 
     def count_shares(self) -> Shares:
         """The shares of all services: each rank has its workers."""
@@ -182,6 +187,11 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def with_shards(self) -> ReadingServiceInterface:
         """The services, each with shards."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
+
+    def divide_into(self, splits: int) -> bool:
+        """Divides each epoch into so many shards, if one of the services runs the graph."""
+        answers = [service.divide_into(splits) for service in self._contracts]
+        return any(answers)
 
     def has_workers(self) -> bool:
         """Whether one of the services has."""

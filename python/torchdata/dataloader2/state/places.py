@@ -145,7 +145,7 @@ def check_processes(processes: Any, workers: dict[str, Any] | None, shards: Any 
         if not isinstance(shards, list) or len(shards) != processes[0]:
             raise ValueError(f"its shards are {shards!r}")
         for shard in shards:
-            if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool):
+            if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool, bool):
                 raise ValueError(f"one of its shards is {shard!r}")
             worker, count, rank, ranks, *_ = shard
             if not (0 <= worker < count < _MOST and 0 <= rank < ranks < _MOST):

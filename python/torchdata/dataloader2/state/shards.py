@@ -29,7 +29,9 @@ class Shard:
         rank: the number of that rank.
         ranks: how many ranks there were; 1 without ranks.
         of_main: whether no worker began it but the process of the loader, with the loader's own seeds.
-        moved: whether another number of ranks has it now: its seeds follow from those of the job, not of this rank.
+        moved: whether it is divided by its own numbers rather than by this rank's, and its seeds follow from those of
+            the job rather than of this rank.
+        splits: whether it is one of a given number of splits.
     """
 
     worker: int
@@ -38,6 +40,7 @@ class Shard:
     ranks: int = 1
     of_main: bool = False
     moved: bool = False
+    splits: bool = False
 
 
 def shards_of(place: Mapping[str, Any]) -> list[Shard]:
@@ -138,7 +141,7 @@ def in_workers(place: dict[str, Any], pipes: int | None) -> dict[str, Any]:
     }
     drop = place["drop"] if snapshot is not None else place["given"]
     moved = {**place, "drop": drop, "graph": graph, "generators": None, "beginning": None, "in_main": False}
-    return {**moved, "workers": workers, "processes": [1, False, True], "shards": [[0, 1, 0, 1, True, False]]}
+    return {**moved, "workers": workers, "processes": [1, False, True], "shards": [[0, 1, 0, 1, True, False, False]]}
 
 
 def types_in(sealed: bytes) -> list[str]:
