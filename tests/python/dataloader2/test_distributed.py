@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -375,13 +374,6 @@ def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
     with pytest.raises(TypeError, match="valid length"):
         len(IterableWrapper([1]).fullsync())
     assert not IterableWrapper([1]).fullsync().is_replicable()
-
-
-def test_a_forgotten_mpi4py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService(backend="mpi"))
-    with pytest.raises(ModuleNotFoundError, match=r"torchdata-rs\[mpi\]"):
-        list(loader)
 
 
 def test_workers_that_start_before_the_ranks_are_told_apart_are_refused_with_the_remedy() -> None:

@@ -155,17 +155,6 @@ def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> No
     )
 
 
-def test_every_import_of_the_package_leaves_torch_alone() -> None:
-    code = (
-        "import sys, torchdata, torchdata.datapipes.iter, torchdata.datapipes.map, torchdata.datapipes.utils\n"
-        "import torchdata.dataloader2, torchdata.dataloader2.graph, torchdata.dataloader2.random\n"
-        "import torchdata.dataloader2.adapter, torchdata.dataloader2.linter, torchdata.dataloader2.reading_service\n"
-        "print('torch' in sys.modules)"
-    )
-    done = run_code(code)
-    assert (done.stdout, done.stderr) == ("False\n", "")
-
-
 def test_a_loader_reads_without_torch() -> None:
     code = "import sys\n" + WHO_COMES_FIRST[0] + "print(list(DataLoader2(pipe)), 'torch' in sys.modules)\n"
     done = run_code(code)

@@ -262,12 +262,6 @@ def test_len_is_what_the_user_declared():
         len(RarArchiveLoader([]))
 
 
-def test_without_the_library_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rarfile", None)
-    with pytest.raises(ModuleNotFoundError, match=r"RarArchiveLoader needs 'rarfile'.*torchdata-rs\[rar\]"):
-        RarArchiveLoader([])
-
-
 @pytest.fixture
 def no_program(monkeypatch):
     """Makes `rarfile` find no program, as on a machine that has none."""

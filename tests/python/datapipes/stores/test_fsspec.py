@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import stat
-import sys
 import zipfile
 
 import fsspec
@@ -368,13 +367,6 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder,
 def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-@pytest.mark.parametrize("make", [FSSpecFileLister, FSSpecFileOpener, FSSpecSaver])
-def test_without_fsspec_the_constructor_names_the_extra(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[fsspec\]"):
-        make(IterableWrapper([]))
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(ConnectionResetError, 3), (TimeoutError, 3), (PermissionError, 1)])

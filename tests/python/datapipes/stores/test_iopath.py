@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
@@ -277,18 +275,3 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder,
 def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-@pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
-def test_without_iopath_the_constructor_names_the_extra(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "iopath.common.file_io", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[iopath\]"):
-        make(IterableWrapper([]))
-
-
-def test_importing_the_pipes_over_stores_imports_none_of_their_libraries():
-    script = (
-        "import sys; import torchdata.datapipes.iter; "
-        "assert not {'iopath', 'fsspec', 'obstore', 'aistore', 'requests', 'boto3'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=250)

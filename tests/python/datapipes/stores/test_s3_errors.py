@@ -15,7 +15,7 @@ import pytest
 from s3_buckets import LARGE, NAMELESS, listed, serving, urls
 from s3_server import fill, s3_server
 from stream_checks import check_broken_source, read
-from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
+from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 
 
 @pytest.fixture(scope="module")
@@ -266,13 +266,6 @@ def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
 def test_an_unknown_setting_is_an_error_that_names_it():
     with pytest.raises(OSError, match=r"S3FileLister.*nonsense"):
         listed("s3://first", config={"nonsense": 1})
-
-
-@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_without_obstore_the_constructor_names_the_extra(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[s3\]"):
-        make(IterableWrapper([]))
 
 
 def test_building_the_pipes_imports_no_library():

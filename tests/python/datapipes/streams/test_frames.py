@@ -6,7 +6,6 @@ import functools
 import io
 import itertools
 import pickle
-import sys
 import tarfile
 import zipfile
 from collections import namedtuple
@@ -438,22 +437,3 @@ def test_frames_in_the_buffer_of_a_shuffle_are_part_of_its_state(folder: str) ->
         return FileLister(folder).load_parquet_as_df().shuffle(buffer_size=3).set_seed(4)
 
     assert len(check_restore(build, keep=lambda frame: frame["id"].tolist(), seeded=True)) == 5
-
-
-@pytest.mark.parametrize(
-    ("blocked", "call", "extra"),
-    [
-        ("pyarrow", "DataFrameMaker([1], library='pyarrow')", "parquet"),
-        ("polars", "ParquetDataFrameLoader(['a'], library='polars')", "polars"),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(
-    blocked: str, call: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torchdata.datapipes import iter as pipes
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == blocked]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install '.*'` \(the extra torchdata-rs\[{extra}\]\)"):
-        eval(call, vars(pipes))

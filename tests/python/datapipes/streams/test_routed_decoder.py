@@ -106,12 +106,6 @@ def test_an_image_that_says_it_is_huge_is_refused_with_its_path_and_the_remedy(m
     assert len(list(RoutedDecoder([("a.png", png())]))) == 1
 
 
-@pytest.mark.usefixtures("no_torch")
-def test_a_torch_file_without_torch_is_an_error_that_names_the_extra() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"'\.pt' files needs 'torch'.*\[torch\]"):
-        list(RoutedDecoder([("a.pt", b"x")]))
-
-
 @pytest.mark.parametrize(
     ("extension", "data", "expected"),
     [
