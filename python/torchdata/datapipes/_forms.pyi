@@ -199,7 +199,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
         endpoint_url: str = "", config: Mapping[str, Any] | None = None, max_retries: int = 3,
     ) -> IterDataPipe[str]:
-        """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
+        """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix."""
 
     def load_files_by_ais(
         self, url: str, length: int = -1, *, timeout: float = 20.0,
@@ -211,7 +211,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         multi_part_download: bool | None = None, *, endpoint_url: str = "", config: Mapping[str, Any] | None = None,
         max_retries: int = 3,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens S3 objects: yields pairs of URL and stream."""
+        """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream."""
 
     def load_from_bz2(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
