@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ranks import Job, gloo_job, mpi_job
+from refusals import refuses
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -335,39 +336,33 @@ def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
         dist_share_seed(1)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout=0),
-            ValueError,
-            "timeout is a number of seconds above 0",
-        ),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout="1"),
-            ValueError,
-            "timeout is a number of seconds above 0",
-        ),
-        (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
-        (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
-        (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
-            ValueError,
-            "FullSync: timeout is a number",
-        ),
-        (
-            lambda: DistributedReadingService(backend="nccl"),
-            ValueError,
-            "backend must be one of 'gloo', 'mpi'",
-        ),
-        (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
-    ],
+test_wrong_arguments_are_named = refuses(
+    (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout=0),
+        ValueError,
+        "timeout is a number of seconds above 0",
+    ),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout="1"),
+        ValueError,
+        "timeout is a number of seconds above 0",
+    ),
+    (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
+    (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
+    (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
+        ValueError,
+        "FullSync: timeout is a number",
+    ),
+    (
+        lambda: DistributedReadingService(backend="nccl"),
+        ValueError,
+        "backend must be one of 'gloo', 'mpi'",
+    ),
+    (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
 )
-def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:

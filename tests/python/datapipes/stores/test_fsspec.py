@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFile
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from process_checks import loader
+from refusals import refuses
 from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import (
@@ -344,29 +345,23 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder,
     check_broken_source(make, (path, "new") if make is FSSpecSaver else path)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: FSSpecFileLister(5), TypeError, "FSSpecFileLister"),
-        (lambda: FSSpecFileLister("x", masks=5), TypeError, "FSSpecFileLister: masks"),
-        (lambda: list(FSSpecFileLister([5])), TypeError, "FSSpecFileLister.*5"),
-        (lambda: FSSpecFileOpener("a.txt"), TypeError, "FSSpecFileOpener.*wrap it"),
-        (lambda: FSSpecFileOpener([], mode="q"), ValueError, "FSSpecFileOpener: mode"),
-        (lambda: FSSpecFileOpener([], mode=None), TypeError, "FSSpecFileOpener: mode"),
-        (lambda: FSSpecFileOpener([], kwargs_for_open=5), TypeError, "FSSpecFileOpener: kwargs_for_open"),
-        (lambda: list(FSSpecFileOpener([5])), TypeError, "FSSpecFileOpener.*5"),
-        (lambda: FSSpecSaver("a.txt"), TypeError, "FSSpecSaver.*wrap it"),
-        (lambda: FSSpecSaver([], mode="r"), ValueError, "FSSpecSaver: mode.*'wb'"),
-        (lambda: FSSpecSaver([], mode="b"), ValueError, "FSSpecSaver: mode"),
-        (lambda: FSSpecSaver([], filepath_fn="x"), TypeError, "FSSpecSaver: filepath_fn"),
-        (lambda: list(FSSpecSaver(["x"])), ValueError, "FSSpecSaver expects pairs.*'x'"),
-        (lambda: list(FSSpecSaver([5])), TypeError, "FSSpecSaver expects pairs.*5"),
-        (lambda: list(FSSpecSaver([(5, "x")])), TypeError, "FSSpecSaver expects a str as path.*5"),
-    ],
+test_what_is_wrong_is_refused_with_a_reason = refuses(
+    (lambda: FSSpecFileLister(5), TypeError, "FSSpecFileLister"),
+    (lambda: FSSpecFileLister("x", masks=5), TypeError, "FSSpecFileLister: masks"),
+    (lambda: list(FSSpecFileLister([5])), TypeError, "FSSpecFileLister.*5"),
+    (lambda: FSSpecFileOpener("a.txt"), TypeError, "FSSpecFileOpener.*wrap it"),
+    (lambda: FSSpecFileOpener([], mode="q"), ValueError, "FSSpecFileOpener: mode"),
+    (lambda: FSSpecFileOpener([], mode=None), TypeError, "FSSpecFileOpener: mode"),
+    (lambda: FSSpecFileOpener([], kwargs_for_open=5), TypeError, "FSSpecFileOpener: kwargs_for_open"),
+    (lambda: list(FSSpecFileOpener([5])), TypeError, "FSSpecFileOpener.*5"),
+    (lambda: FSSpecSaver("a.txt"), TypeError, "FSSpecSaver.*wrap it"),
+    (lambda: FSSpecSaver([], mode="r"), ValueError, "FSSpecSaver: mode.*'wb'"),
+    (lambda: FSSpecSaver([], mode="b"), ValueError, "FSSpecSaver: mode"),
+    (lambda: FSSpecSaver([], filepath_fn="x"), TypeError, "FSSpecSaver: filepath_fn"),
+    (lambda: list(FSSpecSaver(["x"])), ValueError, "FSSpecSaver expects pairs.*'x'"),
+    (lambda: list(FSSpecSaver([5])), TypeError, "FSSpecSaver expects pairs.*5"),
+    (lambda: list(FSSpecSaver([(5, "x")])), TypeError, "FSSpecSaver expects a str as path.*5"),
 )
-def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(ConnectionResetError, 3), (TimeoutError, 3), (PermissionError, 1)])

@@ -9,6 +9,7 @@ import pytest
 from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
 
 from process_checks import loader
+from refusals import refuses
 from stream_checks import check_abandoned, check_broken_source, check_restore, read
 from torchdata.datapipes.iter import (
     IoPathFileLister,
@@ -255,23 +256,17 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder,
     check_broken_source(make, (path, "new") if make is IoPathSaver else path)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
-        (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
-        (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
-        (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
-        (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
-        (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
-        (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
-        (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
-        (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
-        (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
-        (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),
-        (lambda: list(IoPathSaver(["x"])), ValueError, "IoPathSaver expects pairs.*'x'"),
-    ],
+test_what_is_wrong_is_refused_with_a_reason = refuses(
+    (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
+    (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
+    (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
+    (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
+    (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
+    (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
+    (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
+    (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
+    (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
+    (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
+    (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),
+    (lambda: list(IoPathSaver(["x"])), ValueError, "IoPathSaver expects pairs.*'x'"),
 )
-def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

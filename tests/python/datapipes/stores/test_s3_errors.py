@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from refusals import refuses
 from s3_buckets import LARGE, NAMELESS, listed, serving, urls
 from s3_server import fill, s3_server
 from stream_checks import check_broken_source, read
@@ -236,31 +237,25 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(make):
     check_broken_source(make, url, sockets=False)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: S3FileLister("s3://bucket"), TypeError, "S3FileLister.*wrap it"),
-        (lambda: S3FileLister(5), TypeError, "S3FileLister"),
-        (lambda: S3FileLister([], length=-2), ValueError, "S3FileLister: length"),
-        (lambda: S3FileLister([], masks=5), TypeError, "S3FileLister: masks"),
-        (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
-        (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
-        (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
-        (
-            lambda: S3FileLister([], endpoint_url="localhost:9000"),
-            ValueError,
-            "S3FileLister: endpoint_url.*http",
-        ),
-        (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
-        (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
-        (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),
-        (lambda: S3FileLoader([], buffer_size="1"), TypeError, "S3FileLoader: buffer_size"),
-        (lambda: S3FileLoader([], request_timeout_ms="1"), TypeError, "S3FileLoader: request_timeout_ms"),
-    ],
+test_wrong_arguments_are_refused_by_the_constructor = refuses(
+    (lambda: S3FileLister("s3://bucket"), TypeError, "S3FileLister.*wrap it"),
+    (lambda: S3FileLister(5), TypeError, "S3FileLister"),
+    (lambda: S3FileLister([], length=-2), ValueError, "S3FileLister: length"),
+    (lambda: S3FileLister([], masks=5), TypeError, "S3FileLister: masks"),
+    (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
+    (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
+    (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
+    (
+        lambda: S3FileLister([], endpoint_url="localhost:9000"),
+        ValueError,
+        "S3FileLister: endpoint_url.*http",
+    ),
+    (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
+    (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
+    (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),
+    (lambda: S3FileLoader([], buffer_size="1"), TypeError, "S3FileLoader: buffer_size"),
+    (lambda: S3FileLoader([], request_timeout_ms="1"), TypeError, "S3FileLoader: request_timeout_ms"),
 )
-def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_an_unknown_setting_is_an_error_that_names_it():

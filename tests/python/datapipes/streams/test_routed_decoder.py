@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refusals import refuses
 from stream_checks import check_abandoned, check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, IterableWrapper, RoutedDecoder
@@ -195,20 +196,14 @@ def test_a_decoder_decodes_pairs_into_a_dict() -> None:
     assert decoder(("a.cls", None)) == {"a.cls": None}
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: RoutedDecoder([], "txt"), TypeError, "RoutedDecoder: handler 0 must be a function"),
-        (lambda: RoutedDecoder([], key_fn=5), TypeError, "RoutedDecoder: key_fn must be a function"),
-        (lambda: RoutedDecoder([]).add_handler(None), TypeError, "handler 0 must be a function"),
-        (lambda: RoutedDecoder(5), TypeError, "RoutedDecoder: datapipe must be iterable"),
-        (lambda: ImageHandler("cmyk"), AssertionError, "unknown image specification 'cmyk'"),
-        (lambda: list(RoutedDecoder(["a.txt"])), TypeError, "RoutedDecoder expects pairs"),
-    ],
+test_wrong_arguments_and_items_are_named = refuses(
+    (lambda: RoutedDecoder([], "txt"), TypeError, "RoutedDecoder: handler 0 must be a function"),
+    (lambda: RoutedDecoder([], key_fn=5), TypeError, "RoutedDecoder: key_fn must be a function"),
+    (lambda: RoutedDecoder([]).add_handler(None), TypeError, "handler 0 must be a function"),
+    (lambda: RoutedDecoder(5), TypeError, "RoutedDecoder: datapipe must be iterable"),
+    (lambda: ImageHandler("cmyk"), AssertionError, "unknown image specification 'cmyk'"),
+    (lambda: list(RoutedDecoder(["a.txt"])), TypeError, "RoutedDecoder expects pairs"),
 )
-def test_wrong_arguments_and_items_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_len_is_that_of_the_source() -> None:
