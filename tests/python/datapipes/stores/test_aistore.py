@@ -17,7 +17,7 @@ from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
 
 from ais_server import NAMES_PER_PAGE, ais_server
 from process_checks import loader
-from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
+from stream_checks import check_broken_source, check_restore, open_files, read
 from torchdata.datapipes.iter import AISFileLister, AISFileLoader, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
@@ -81,7 +81,6 @@ def test_a_listing_is_restored_at_every_position_by_a_place_in_it(cluster):
 
     list(build())  # the connection stays open from here on
     assert len(check_restore(build, sockets=False)) == len(SMALL) + 4
-    check_abandoned(build, sockets=False)
     pipe = build()
     items = iter(pipe)
     head = [next(items) for _ in range(NAMES_PER_PAGE + 1)]

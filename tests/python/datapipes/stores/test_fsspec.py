@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from process_checks import loader
 from refusals import refuses
-from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
+from stream_checks import check_broken_source, check_restore, open_files, read
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import (
     FSSpecFileLister,
@@ -115,7 +115,6 @@ def test_a_listing_is_restored_at_every_position(folder, memory):
         return FSSpecFileLister([folder, f"{folder}/a.txt", "memory://tests"], masks=["*.txt", "*.png"])
 
     assert len(check_restore(build)) == 4 + 1 + 4
-    check_abandoned(build)
 
 
 def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came_and_went(memory):
@@ -158,7 +157,6 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
         return FSSpecFileLister(f"file://{folder}", "*.txt").open_files_by_fsspec(mode=mode)
 
     items = check_restore(build)
-    check_abandoned(build)
     contents = [f"content of {name}\n" for name in FILES if name.endswith(".txt")]
     assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
@@ -207,7 +205,6 @@ def test_saving_goes_on_where_a_state_was_saved(tmp_path):
         return FSSpecSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
 
     check_restore(build)
-    check_abandoned(build)
     assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
 
 

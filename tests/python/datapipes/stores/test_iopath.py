@@ -10,7 +10,7 @@ from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
 
 from process_checks import loader
 from refusals import refuses
-from stream_checks import check_abandoned, check_broken_source, check_restore, read
+from stream_checks import check_broken_source, check_restore, read
 from torchdata.datapipes.iter import (
     IoPathFileLister,
     IoPathFileOpener,
@@ -110,7 +110,6 @@ def test_a_listing_is_restored_at_every_position(folder):
         return IoPathFileLister([folder, f"{folder}/a.txt"], masks=["*.txt", "*.png"])
 
     assert len(check_restore(build)) == 5
-    check_abandoned(build)
 
 
 def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came(folder):
@@ -130,7 +129,6 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
         return IoPathFileLister(folder, "*.*").open_files_by_iopath(mode=mode)
 
     items = check_restore(build)
-    check_abandoned(build)
     contents = [f"content of {name}\n" for name in NAMES]
     assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
@@ -223,7 +221,6 @@ def test_saving_goes_on_where_a_state_was_saved(tmp_path):
         return IoPathSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
 
     check_restore(build)
-    check_abandoned(build)
     assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
 
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from refusals import refuses
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_restore, open_files
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, StreamReader
 from torchdata.datapipes.state import save_state
 from torchdata.datapipes.utils import StreamWrapper
@@ -157,7 +157,6 @@ def test_opened_files_are_restored_at_every_position(folder):
         return FileLister(folder, recursive=True).open_files(mode="b")
 
     check_restore(build)
-    check_abandoned(build)
 
 
 def test_a_shuffle_buffer_of_open_files_is_restored(folder):
@@ -174,7 +173,6 @@ def test_streams_are_read_whole_or_in_chunks_and_restored_within(folder, chunk, 
         return FileLister(folder).open_files(mode=mode).read_from_stream(chunk=chunk)
 
     items = check_restore(build)
-    check_abandoned(build)
     joined: dict[str, str] = {}
     for path, content in items:
         text = content.decode() if mode == "b" else content

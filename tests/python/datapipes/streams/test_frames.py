@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -323,7 +323,6 @@ def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
         return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
 
     assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
-    check_abandoned(build)
 
 
 @pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
@@ -344,7 +343,6 @@ def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> No
 
     frames = check_restore(build, keep=rows_of)
     assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
-    check_abandoned(build)
 
 
 def test_files_in_memory_are_restored_exactly() -> None:

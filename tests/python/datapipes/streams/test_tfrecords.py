@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_checks import check_abandoned, check_restore
+from stream_checks import check_restore
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, TFRecordLoader
 from torchdata.datapipes.state import load_state, save_state
@@ -301,7 +301,6 @@ def test_records_are_restored_at_every_position(folder: str) -> None:
         return files(folder).load_from_tfrecord()
 
     assert len(check_restore(build, keep=plain)) == 7
-    check_abandoned(build)
     spec = {"label": ((), "int64"), "image": ((), None)}
     assert len(check_restore(lambda: files(folder).load_from_tfrecord(spec), keep=plain)) == 7
 
@@ -344,7 +343,6 @@ def test_compressed_files_are_read_and_restored_behind_decompress(tmp_path: Any)
 
     assert [plain(item)["x"][1] for item in build()] == [[i] for i in range(9)]
     assert len(check_restore(build, keep=plain)) == 9
-    check_abandoned(build)
 
 
 def test_two_workers_share_the_files(folder: str) -> None:
