@@ -176,7 +176,7 @@ def test_files_that_prose_names_exist() -> None:
 
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_files_that_the_readme_leads_to_are_there() -> None:
