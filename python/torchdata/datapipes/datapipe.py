@@ -414,10 +414,15 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch: a list that knows it is one, so that `unbatch` and `collate` can tell batches from items.
+    """A batch: a list of a class of its own, so that `unbatch` and `collate` can distinguish batches from items.
 
     Args:
         items: the members of the batch.
+
+    Example:
+        >>> from torchdata.datapipes import DataChunk
+        >>> DataChunk([1, 2])
+        [1, 2]
     """
 
     __slots__ = ()  # a batch costs no more memory than a list

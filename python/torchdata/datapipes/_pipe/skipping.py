@@ -63,7 +63,17 @@ FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items have raised than the limit of `on_error` permits; of pipes, the one that was too many is its cause."""
+    """More items raised exceptions than the limit of `on_error` permits. The last exception is its cause.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.utils import TooManySkipped
+        >>> try:
+        ...     list(IterableWrapper(["1", "?", "?"]).map(int).on_error("skip", limit=1))
+        ... except TooManySkipped:
+        ...     print("too many")
+        too many
+    """
 
 
 # -- who skips -----------------------------------------------------------------------------------------

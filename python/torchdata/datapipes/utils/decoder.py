@@ -204,7 +204,13 @@ class ImageHandler:
 
 
 def imagehandler(imagespec: str) -> ImageHandler:
-    """The handler of images that makes of them what `imagespec` says: see `ImageHandler`."""
+    """Returns an `ImageHandler` that decodes images as `imagespec` describes.
+
+    Example:
+        >>> from torchdata.datapipes.utils.decoder import imagehandler
+        >>> imagehandler("rgb8").imagespec
+        'rgb8'
+    """
     return ImageHandler(imagespec)
 
 

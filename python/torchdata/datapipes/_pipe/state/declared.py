@@ -68,10 +68,11 @@ def state(
 
 
 def random_state(*, lasts: bool = False) -> Any:
-    """Declares an attribute that the constructor sets to a `random.Random` to be part of the iteration state.
+    """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
 
     Args:
-        lasts: whether it goes on from iteration to iteration. Otherwise `reset` is to seed it.
+        lasts: whether the generator continues from one iteration to the next. If False (the default), `reset` must seed
+            it.
     """
     return RandomState(lasts=lasts)
 

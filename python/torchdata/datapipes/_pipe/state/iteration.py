@@ -112,11 +112,16 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """`iter` of the end of a graph whose state is saved.
+    """Returns `iter` of the last pipe of a graph whose state is saved.
 
-    If that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
-    notice the beginning with their first item only, and never the end. So `save_state` refuses a pipe of torch's that
-    was iterated otherwise, once its iteration may be over.
+    Use it if the graph ends with a pipe of torch. Such a pipe notices the beginning of an iteration only with its first
+    item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import iterate
+        >>> list(iterate(IterableWrapper(range(3))))
+        [0, 1, 2]
     """
     if is_torchs(datapipe):
         _note_pass(datapipe)
@@ -375,10 +380,16 @@ _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Whether a pipe can be put to its place: what it says of its state covers the `__iter__` that it runs.
+    """Whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
-    It says so by `iteration_state` (or `one_to_one`), or `state_dict` and `load_state_dict`. It does not cover the
-    `__iter__` of a subclass that overrides it.
+    A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. The
+    declaration does not hold for a subclass that overrides `__iter__`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import is_restorable
+        >>> is_restorable(IterableWrapper(range(3)).batch(2))
+        True
     """
     kind = type(datapipe)
     if kind not in _restorable:
@@ -414,7 +425,19 @@ def name_of(datapipe: Any) -> str:
 
 
 def forget_state(*datapipes: Any) -> None:
-    """Makes the next iteration of the pipes, and of all that they read from, start anew."""
+    """Makes the next iteration of the pipes, and of all pipes that they read from, start from the beginning.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import forget_state, load_state, save_state
+        >>> pipe = IterableWrapper(range(3))
+        >>> next(iter(pipe))
+        0
+        >>> load_state(pipe, save_state(pipe))
+        >>> forget_state(pipe)
+        >>> list(pipe)
+        [0, 1, 2]
+    """
     for datapipe in datapipes:
         for pipe in graph_of(datapipe):
             _forget(pipe)
