@@ -29,7 +29,7 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 
 class _WaitingFinder:
-    """Finds awaited modules through the finders behind it, and nothing else."""
+    """Finds awaited modules through the finders after it, and nothing else."""
 
     def __init__(self) -> None:
         #: The functions to be called, by the caller that asked for it and by the name of the module.

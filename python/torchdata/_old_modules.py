@@ -1,7 +1,7 @@
 """The deep import paths of torchdata 0.9, from one table: modules that no longer exist and what their names mean now.
 
 Role: code that imported from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`) goes on working. A finder at the end of `sys.meta_path`, asked only if no file was
+InMemoryCacheHolderIterDataPipe`) continues working. A finder at the end of `sys.meta_path`, asked only if no file was
 found, makes a module of the table on its first import; its names are looked up where they live now when they are used.
 Of private names those are kept that public code imports or patches; who patches one in its old place patches it where
 it lives, if the table says so. Runs in any process that imports the package.
@@ -193,7 +193,7 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """A module that takes the place of a function of its name in the package, and so is to be called as that one."""
+    """A module that replaces a function of its name in the package, and so is to be called as that one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)

@@ -17,7 +17,7 @@ __all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_e
 #: The replacement for a secret; inside a URL, which takes no such letter, it is three asterisks.
 HIDDEN, _IN_URL = "…", "***"
 
-#: Words of a name behind which nothing but a secret stands.
+#: Words of a name after which nothing but a secret stands.
 _HARD = frozenset(
     ["apikey", "auth", "authentication", "authorization", "bearer", "cookie", "cookies", "cred", "credential"]
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
@@ -25,7 +25,7 @@ _HARD = frozenset(
 )
 #: Whole names, of which the words stand in others, too.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
-#: Words behind which numbers may stand that are none.
+#: Words after which numbers may stand that are none.
 _SOFT = frozenset(
     ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
     + ["url", "user"]
@@ -107,7 +107,7 @@ def _is_random(run: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """A text without the secrets in its URLs, and behind names that tell of one."""
+    """A text without the secrets in its URLs, and after names that tell of one."""
     text = _USER.sub(f"{_IN_URL}@", text)
     text = _QUERY.sub(_of_query, text)
     text = _NAMED.sub(_of_name, text)

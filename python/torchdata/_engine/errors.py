@@ -24,7 +24,7 @@ class WorkerExitedError(RuntimeError):
         (1, -9)
     """
 
-    #: No item is left out because a process has died at it: see `on_error`.
+    #: No item is left out because a process has exited at it: see `on_error`.
     never_skipped = True
 
     def __init__(

@@ -31,7 +31,7 @@ class MpiGroup(UncopyableGroup):
 
     Raises:
         ModuleNotFoundError: mpi4py is not installed.
-        RuntimeError: MPI was initialised without support for threads.
+        RuntimeError: MPI was initialized without support for threads.
     """
 
     def __init__(self, timeout: float, whose: str) -> None:
@@ -153,7 +153,7 @@ class MpiGroup(UncopyableGroup):
         return [rank for rank in others if self._arrived.get(rank, 0) < self._operation]
 
     def show_life(self) -> None:
-        """Does nothing: a death ends the job, and who is late is told by messages."""
+        """Does nothing: an exit ends the job, and who is late is told by messages."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -1,7 +1,7 @@
 """How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
 
 Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
-thread of its own: if the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+thread of its own: if the process that holds it was stopped, its operations have no end. Such a thread stays after,
 asleep in torch, until the program ends.
 """
 
@@ -25,7 +25,7 @@ from torchdata._threads import start
 
 __all__ = ["Opening"]
 
-#: Seconds between two looks for rank 0: so many ranks look that the store must not be asked often.
+#: Seconds between two looks for rank 0: this many ranks look that the store must not be asked often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address, and for the answer of what listens there.

@@ -165,7 +165,7 @@ class ShardingPolicy(Adapter):
         enable: False switches the filters off: every worker and rank gets all items.
 
     Raises:
-        TypeError: `block` is no integer.
+        TypeError: `block` is not an integer.
         ValueError: `block` is below 1.
 
     Example:

@@ -56,7 +56,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
     """Starts an iteration of `datapipe`, whose own `__iter__` is `function`, and guards it.
 
-    Resets the pipe, unless state was loaded into it, in which case the iteration goes on from there.
+    Resets the pipe, unless state was loaded into it, in which case the iteration resumes from there.
     A pipe that is replayed starts anew and drops what it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
@@ -68,7 +68,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
         return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
-        resumed = True  # as torch has it, a copy that somebody marked so goes on with what was pickled of it
+        resumed = True  # as torch has it, a copy that somebody marked so continues with what was pickled of it
     started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
@@ -109,7 +109,7 @@ def _begun(
     keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
-    if to_the_end:  # what comes behind the last item may draw, too
+    if to_the_end:  # what comes after the last item may draw, too
         next(guard, None)
     if dropped or to_the_end:
         give_later_seeds(datapipe)
@@ -176,7 +176,7 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that hold data of the user's: the copy that a loader makes of the pipe has the same objects.
+    #: Names of attributes that hold data of the user: the copy that a loader makes of the pipe has the same objects.
     #: Containers in other attributes are copied, with the same members.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.

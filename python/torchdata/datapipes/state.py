@@ -8,9 +8,9 @@ A graph state is a dict of plain data, which nothing changes any more. Its `grap
 before those that read them:
 
 - `type`: the name of the class.
-- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it goes on with;
+- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it continues with;
   `"begin"` where its next pass begins anew.
-- `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
+- `yielded`, `finished`: how many items a pass that is resumed has yielded, and whether there are no more.
 - `skipped`: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
   among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
@@ -19,10 +19,10 @@ before those that read them:
 - `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
   (`set_graph_random_seed`); else they are drawn from the global generators.
 - `later`: the seed that it is to be given after what is dropped.
-- `left`: of a pipe in a pass that may not be gone on with, the entry with which its next pass begins if it is not;
+- `left`: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not;
   `given`: the seed that it had before, once another one may have been set.
 - `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
-  says nothing of a state: it and all that it reads from begin as they began, and go on to where they were: with
+  says nothing of a state: it and all that it reads from begin as they began, and continue to where they were: with
   `finished`, to their end.
 - `seconds`: how long, at most, the dropped items took.
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
@@ -178,7 +178,7 @@ class _Saving:
     # -- which passes belong together ------------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Ids of the pipes whose passes somebody goes on reading.
+        """Ids of the pipes whose passes somebody continues reading.
 
         Args:
             alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
@@ -244,7 +244,7 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Whether nothing less than the end of the graph can be replayed.
 
-        That is so if two branches meet below, of which one goes on (the children of a fork): they can only be
+        That is so if two branches meet below, of which one continues (the children of a fork): they can only be
         replayed in step. And if functions have drawn random numbers: from which place in the graph nobody knows.
         """
         if is_torchs(self.end):

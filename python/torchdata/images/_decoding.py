@@ -181,9 +181,9 @@ def decode_batch(
     Args:
         data: the images; each as for `decode`.
         size: how large each becomes: (height, width), or an integer for a square.
-        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one behind the
+        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one after the
             other. None: a new one, in shared memory in a worker.
-        threads: how many threads decode beside each other, for processes that have cores to spare. 0: this one alone.
+        threads: how many threads decode next to each other, for processes that have cores to spare. 0: this one alone.
         crop: the part of each that is taken: a box, or a function of width and height, which is called for one image
             after another, in order.
         flip: whether left and right change places, for all or for each.
@@ -334,7 +334,7 @@ def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, o
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # So many pixels the whole image needs at least, for the part to have as many as the result.
+        # This many pixels the whole image needs at least, for the part to have as many as the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

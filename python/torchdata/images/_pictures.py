@@ -49,7 +49,7 @@ class _Room(threading.local):
         self.bytes: Any = None
 
     def of(self, size: int) -> Any:
-        """An array of at least so many bytes."""
+        """An array of at least this many bytes."""
         import numpy as np
 
         if self.bytes is not None and len(self.bytes) >= size:
@@ -83,7 +83,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
 
     Raises:
         PIL.Image.DecompressionBombError: it has more pixels than Pillow allows.
-        Exception: those of Pillow, of many types, where the content is no image.
+        Exception: those of Pillow, of many types, where the content is not an image.
     """
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None

@@ -22,7 +22,7 @@ __all__ = ["UNSENT", "DataChunk", "dumps_by", "has_own_reducer", "loads", "pickl
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors laid out behind it. No other pickle begins with it.
+#: The first byte of a pickle that refers to tensors laid out after it. No other pickle begins with it.
 _WITH_TENSORS = b"T"
 
 #: Where a pickler's table of reducers is put: it does not look at an attribute if its class has one of that name.

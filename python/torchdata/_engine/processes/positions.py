@@ -1,12 +1,13 @@
 """Files that forked children read through one file position: found after an epoch, and told in a warning.
 
-Role: main's side, for start method "fork". A file that is open when children are forked has one position for main and
-all of them. Whoever reads moves it for the others, which then read bytes from wrong places without an error.
+Role: main's side, for start method "fork". A file that is open when children are forked has one position for the main
+process and all of them. Whoever reads moves it for the others, which then read bytes from wrong places without an
+error.
 
 It is told only if it is certain: the position of a file that is open for reading has changed, main itself has read
 nothing at all meanwhile, whatever thread of it, and two children or more have read something. The kernel counts the
-reads of each process (`/proc/PID/io`), those of children that main has reaped among main's. Where it does not, nothing
-is told.
+reads of each process (`/proc/PID/io`), those of children that the main process has reaped among main's. Where it does
+not, nothing is told.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Main's side of a worker on another machine: what `ChildProcess` is to one on this machine.
 
-Role: runs in main. The worker has the links that any child has, of which main has the usual ends. The other ends are a
-carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts into them
-what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another thread
-carries what the dispatching process sends, if there is one, which runs on this machine.
+Role: runs in main. The worker has the links that any child has, of which the main process has the usual ends. The other
+ends are a carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts
+into them what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another
+thread carries what the dispatching process sends, if there is one, which runs on this machine.
 
 Everything that comes from a host goes through its own worker's thread and links: what an earlier worker in the same
 place has sent cannot come to a later one's.
@@ -42,7 +42,7 @@ LOOK, JOINED = 1.0, 5.0
 #: Seconds within which a host tells where its worker stands, and ends it.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
+#: Seconds after which the main process warns that a worker is not up, and again each time that it was twice as long.
 LATE = 10.0
 
 #: Each worker's own number: process numbers of other machines may repeat.
@@ -50,7 +50,8 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host somewhere, as main calls it. Each call returns at once, and its future may hold Ray's error."""
+    """A host somewhere, as the main process calls it. Each call returns at once, and its future may hold Ray's
+    error."""
 
     def check(self) -> None:
         """Raises where nobody can be called any more."""
@@ -72,7 +73,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Who makes hosts. It takes the place of multiprocessing's context."""
+    """Who makes hosts. It replaces multiprocessing's context."""
 
     #: Bytes of a frame from which on no further unit is added.
     chunk_bytes: int
@@ -81,7 +82,7 @@ class Hosts(Protocol):
         """Asks for a host, and does not wait for it."""
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that a host is not up after so many seconds."""
+        """Warns that a host is not up after this many seconds."""
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
@@ -127,7 +128,7 @@ class RemoteWorker(ChildProcess):
         self._thread.start()
         return next(_numbers)
 
-    # -- its life, as main sees it -----------------------------------------------------------------
+    # -- its life, as the main process sees it -----------------------------------------------------------------
 
     def watch(self) -> None:
         """Does nothing: it is watched since it was made."""
@@ -261,7 +262,7 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # frames without room are lost, like what a dead worker had not put into its ring
+            if one.has_ended:  # frames without room are lost, like what a exited worker had not put into its ring
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:
@@ -357,7 +358,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Whichever is: an earlier call may run behind a later one, and wait for what comes of that one's frame.
+            # Whichever is: an earlier call may run after a later one, and wait for what comes of that one's frame.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

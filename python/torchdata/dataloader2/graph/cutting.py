@@ -35,7 +35,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: makes an iterator over the items that are dealt to this worker. Set by the worker
-            runtime; it stays behind when the pipe is pickled.
+            runtime; it stays after when the pipe is pickled.
         share: what was read of them: the pass; items and checksum. Set and left behind likewise.
     """
 
@@ -99,7 +99,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Puts a `DispatchedSource` in the place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
+    """Puts a `DispatchedSource` in place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -108,7 +108,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """A part that is to run in other processes, with an `on_error` at its end if one behind the cut speaks for it.
+    """A part that is to run in other processes, with an `on_error` at its end if one after the cut speaks for it.
 
     Exceptions are skipped in the process that raises them, so each process has a pipe that does.
 

@@ -190,7 +190,7 @@ class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPip
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is no pipe, as it is."""
+    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is not a pipe, as it is."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):

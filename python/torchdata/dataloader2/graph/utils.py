@@ -71,7 +71,7 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
     """The graph that ends in a pipe, or that was given as `traverse_dps` returns it.
 
     Raises:
-        TypeError: it is no pipe.
+        TypeError: it is not a pipe.
     """
     if isinstance(end, Graph):
         return end
@@ -229,8 +229,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Puts a pipe in the place of another one of a graph; returns the end of the graph as it is from then on."""
-    # In a circle, what reads the old pipe is also found behind it, and is to read the new one all the same.
+    """Puts a pipe in place of another one of a graph; returns the end of the graph as it is from then on."""
+    # In a circle, what reads the old pipe is also found after it, and is to read the new one all the same.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

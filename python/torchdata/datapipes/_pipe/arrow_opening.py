@@ -37,7 +37,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         part_rows: rows of a part of a Lance dataset.
 
     Raises:
-        TypeError: it is no table.
+        TypeError: it is not a table.
         ValueError: `part_rows` is given for another one.
         ModuleNotFoundError: pyarrow is not installed.
     """

@@ -1,4 +1,4 @@
-"""Tables that are read part by part: data sets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
+"""Tables that are read part by part: datasets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
 
 Role: what `ArrowParts` lists and `ArrowReader` reads. A part is a row group of a Parquet file, a file of another
 format, a chunk of a table in memory, a data file of an Iceberg table, or a range of rows of a Lance dataset
@@ -57,7 +57,7 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups, or files, of a pyarrow data set, of which the filter leaves some.
+    """The row groups, or files, of a pyarrow dataset, of which the filter leaves some.
 
     Args:
         lacks: whether a file may lack a column, which is null in its rows then.

@@ -1,6 +1,6 @@
 """Tables cut out of the parts of a larger one: what `ArrowReader` and `ParquetDataFrameLoader` make their items of.
 
-Role: says which rows an item has, and where a state goes on behind it. Runs in the process that iterates such a pipe,
+Role: says which rows an item has, and where a state continues after it. Runs in the process that iterates such a pipe,
 and holds one part in memory. pyarrow is imported where a table is at hand.
 """
 
@@ -21,7 +21,7 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Tables of consecutive rows, each with the place behind it: a part, and a row in that.
+    """Tables of consecutive rows, each with the place after it: a part, and a row in that.
 
     Args:
         read: makes the table of a part.

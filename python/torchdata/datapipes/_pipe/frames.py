@@ -1,4 +1,4 @@
-"""Data frames of pandas, polars and pyarrow, and dicts of arrays, behind one small interface: `FrameFormat`.
+"""Data frames of pandas, polars and pyarrow, and dicts of arrays, after one small interface: `FrameFormat`.
 
 Role: makes frames of rows and of Arrow tables, in the library and with the dtypes that the user chose. Runs in the
 process that iterates the pipe; a `FrameFormat` owns nothing but its settings, and pickles. The libraries are imported
@@ -64,7 +64,7 @@ class FrameFormat:
     Raises:
         ValueError: the library is none of these, or does not know a dtype.
         ModuleNotFoundError: the library is not installed.
-        TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is no function.
+        TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is not a function.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Parts that go on where those of the state stood. The state can be used again."""
+        """Parts that continue where those of the state stood. The state can be used again."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

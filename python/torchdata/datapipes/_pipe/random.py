@@ -1,6 +1,6 @@
 """Seeds for random pipes that were given none, and a course of the global generators of one's own.
 
-Role: one place that decides which global generator seeds come from. Runs in whichever process iterates the
+Role: one place that decides which global generator seeds come from. Runs in the process that iterates the
 pipe, at the start of an iteration.
 """
 
@@ -39,7 +39,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 class PrivateRandomness:
     """Lets code draw from the global generators of Python, NumPy and torch as if it were alone with them.
 
-    Within `with` they go on from the seed, or from where the last such block left them; behind it they are as they were
+    Within `with` they resume from the seed, or from where the last such block left them; after it they are as they were
     before. Generators of libraries that are not loaded do not count.
 
     Args:

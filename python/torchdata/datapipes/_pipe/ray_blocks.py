@@ -1,4 +1,4 @@
-"""The blocks of a Ray Data set that has been materialized: `RayBlocks`.
+"""The blocks of a Ray Dataset that has been materialized: `RayBlocks`.
 
 Role: a source of `ArrowParts`, of which a part is a block. Blocks stay in Ray's object store, on whichever machine they
 lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read; a forked one
@@ -22,14 +22,14 @@ _joining = threading.Lock()
 
 
 class RayBlocks(ArrowSource):
-    """The blocks of a data set.
+    """The blocks of a dataset.
 
     Args:
         dataset: a `ray.data.Dataset` that was materialized.
         filter: a `pyarrow.compute.Expression`, or None.
 
     Raises:
-        TypeError: the data set is not materialized.
+        TypeError: the dataset is not materialized.
     """
 
     def __init__(self, dataset: Any, filter: Any) -> None:

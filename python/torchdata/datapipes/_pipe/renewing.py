@@ -1,9 +1,9 @@
-"""Iterators of this package's pipes that are made anew behind an exception that is skipped.
+"""Iterators of this package's pipes that are made anew after an exception that is skipped.
 
-Role: a generator that has raised has ended, but the `__iter__` of a pipe goes on from the state that its class lists,
+Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
 as it does from a loaded one. So a pass of which exceptions are skipped has a chain of iterators of the same pipe: each
-goes on where the one before it has raised, over the iterators of the sources that are there. Used by `skipping`, in
-whichever process and thread iterates the pipe. The chain owns the renewal, and that the sources' iterators.
+continues where the one before it has raised, over the iterators of the sources that are there. Used by `skipping`, in
+the process that iterates the pipe. The chain owns the renewal, and that the sources' iterators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Where the pipes are whose `__iter__` goes on from what their class lists, whatever was raised.
+#: Where the pipes are whose `__iter__` resumes from what their class lists, whatever was raised.
 _OURS = "torchdata.datapipes."
 
 
@@ -49,7 +49,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: By pipe that is read: its iterator; and those that the next iterator of this one is still to go on with.
+        #: By pipe that is read: its iterator; and those that the next iterator of this one is still to continue with.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: How many items the pipe and its sources had yielded when the last one raised.
@@ -77,7 +77,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Has another iterator take the place of one that has raised; False if it would raise at the same item."""
+        """Has another iterator replace one that has raised; False if it would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -89,12 +89,12 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """The iterator of a source with which to go on; None if the source is to begin."""
+        """The iterator of a source with which to continue; None if the source is to begin."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot go on behind one.
+    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot continue after one.
 
     Args:
         datapipe: the pipe, whose pass is to begin.
@@ -118,7 +118,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """The running iterator of a pipe whose reader was made anew and goes on with it; None if it is to begin."""
+    """The running iterator of a pipe whose reader was made anew and continues with it; None if it is to begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 

@@ -135,7 +135,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, from where the next call goes on
+            except BaseException as error:  # raised below, from where the next call continues
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)

@@ -1,9 +1,9 @@
 """Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Behind a filter that divides among
+Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. After a filter that divides among
 workers each would yield a part, of which the filter takes a part again, and the rest would be lost. So while one of
 them is asked for an item, torch says in that thread that it is the only worker. Runs in workers, ours and torch's. The
-answer of torch is an object of ours there; everybody else reads the truth in it.
+answer of torch is an object of this package there; everybody else reads the truth in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which has a Ray Data set read by them.
+"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which has a Ray Dataset read by them.
 
 Role: what is shuffled and shared out before anything of a table is read. Its items are numbers. It owns the list of the
 parts, which was made when it was built. Runs in whichever process asks for an item.
@@ -20,7 +20,7 @@ class ArrowParts(MapDataPipe[int]):
     """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Data set. Nothing
+    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Dataset. Nothing
     but the directories of files is read to list them, and the first row of a block. So `ArrowParts(…).shuffle()` puts
     the row groups of all files in random order, and `sharding_filter` shares them out before they are read.
 
@@ -37,7 +37,7 @@ class ArrowParts(MapDataPipe[int]):
         part_rows: rows of a part of a Lance dataset; None: 1,024.
 
     Raises:
-        TypeError: the source is none of these, or a Ray Data set that is not materialized.
+        TypeError: the source is none of these, or a Ray Dataset that is not materialized.
         ValueError: `part_rows` is not positive, or is given for another table than one of Lance.
         OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
         ModuleNotFoundError: pyarrow is not installed; the message says how to.
@@ -82,27 +82,27 @@ def from_ray_data(
     frame_size: int | None = None,
     library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
 ) -> IterDataPipe[Any]:
-    """The rows of a Ray Data set, or frames of many rows, as a pipe.
+    """The rows of a Ray Dataset, or frames of many rows, as a pipe.
 
-    Each worker and each rank reads blocks of its own, from Ray's object store, in the order of the data set. A saved
-    state knows the block and the row in it, and an iteration that goes on from it fetches no earlier block. It goes on
-    in another program, too, if that materializes the same blocks in the same order, so with
+    Each worker and each rank reads blocks of its own, from Ray's object store, in the order of the dataset. A saved
+    state knows the block and the row in it, and an iteration that resumes from it fetches no earlier block. It
+    continues in another program, too, if that materializes the same blocks in the same order, so with
     `ray.data.DataContext.get_current().execution_options.preserve_order = True`; others are refused. It is short for
     `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`: see there.
 
     Args:
-        dataset: a data set that is materialized (`dataset.materialize()`), as only then its blocks have a fixed order.
+        dataset: a dataset that is materialized (`dataset.materialize()`), as only then its blocks have a fixed order.
         columns: the columns to read, in this order; None for all.
-        shuffle: whether blocks come in another order in each epoch. Rows within stay in theirs: put `.shuffle()`
-            behind, too.
+        shuffle: whether blocks come in another order in each epoch. Rows within stay in theirs: put `.shuffle()` after,
+            too.
         rows: whether items are rows, dicts from column to a Python value. Else they are frames.
         frame_size: rows per frame; None for one frame per block.
         library: what frames are made by: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"`.
 
     Raises:
-        TypeError: `dataset` is no Ray Data set, or is not materialized.
-        ValueError: the data set lacks a column, or the library is unknown; while iterating, the state was saved with
+        TypeError: `dataset` is no Ray Dataset, or is not materialized.
+        ValueError: the dataset lacks a column, or the library is unknown; while iterating, the state was saved with
             other blocks.
         RuntimeError: while iterating, a worker process was forked, which Ray does not survive: use "spawn" or
             "forkserver", or a `RayReadingService`.

@@ -35,7 +35,7 @@ class Mapper(MapDataPipe[T_co]):
         fn: the function.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

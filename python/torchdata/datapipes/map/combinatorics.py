@@ -1,7 +1,7 @@
 """Pipes that read a map pipe in an order of their own: Shuffler, IndexSampler. They are iter pipes, because order is
 all that they add.
 
-Run in whichever process iterates the pipeline. They own the order of the current iteration.
+Run in the process that iterates the pipeline. They own the order of the current iteration.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
 
     The numbers that a sampler draws from the global generators of Python, NumPy and torch follow from the pipe's seed,
     and drawing them leaves these generators as they were. So before a `sharding_filter` the sampler gives one order in
-    all workers and ranks. A generator of the sampler's own goes on as it would elsewhere. A sampler with `set_epoch`,
+    all workers and ranks. A generator of the sampler's own continues as it would elsewhere. A sampler with `set_epoch`,
     as torch's `DistributedSampler` has it, is told the number of the epoch, counted from what its `epoch` was.
 
     Args:

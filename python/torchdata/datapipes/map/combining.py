@@ -25,11 +25,11 @@ class Concater(MapDataPipe[T_co]):
     """Joins pipes end to end: the indices of each begin where those of the one before end.
 
     Args:
-        *datapipes: pipes with a length and the indices 0, 1, … A data set is one, too.
+        *datapipes: pipes with a length and the indices 0, 1, … A dataset is one, too.
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is neither a map pipe nor a data set that is read by index.
+        TypeError: an argument is neither a map pipe nor a dataset that is read by index.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -59,11 +59,11 @@ class Zipper(MapDataPipe[T_co]):
     """Puts the items that several pipes have at the same index into a tuple.
 
     Args:
-        *datapipes: the pipes; data sets, too. The shortest one sets the length.
+        *datapipes: the pipes; datasets, too. The shortest one sets the length.
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is neither a map pipe nor a data set that is read by index.
+        TypeError: an argument is neither a map pipe nor a dataset that is read by index.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

@@ -98,7 +98,7 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     def _load_map(self) -> None:
         """Reads the iter pipe into the dict. Old code overrides or calls it."""
-        # Complete or not at all: an error while loading must not leave half a map behind.
+        # Complete or not at all: an error while loading must not leave half a map after.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -47,7 +47,7 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: The errors of decoders, beside those that say so, for content that lies.
+#: The errors of decoders, next to those that say so, for content that lies.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 

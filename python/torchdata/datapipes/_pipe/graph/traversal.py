@@ -96,7 +96,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """The pipes in the value of one attribute, from left to right; one that lies there twice may come twice.
 
-    Looks at narrow branches of the structure first, so that data in it does not hide the pipes beside it.
+    Looks at narrow branches of the structure first, so that data in it does not hide the pipes next to it.
     """
     _forget_old_roles()
     role = _role_of(value)

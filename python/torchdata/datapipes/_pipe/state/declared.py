@@ -30,7 +30,7 @@ def state(
             makes it, such as `list`.
         items: whether it holds items. Pipes among them are not taken for sources of this pipe.
         copied: whether copies and pickles of the pipe take it along.
-        lasts: whether it outlives an iteration. The next one goes on with it then. Such a value is never changed in
+        lasts: whether it outlives an iteration. The next one continues with it then. Such a value is never changed in
             place, but replaced (a dict may be changed).
         saved: whether it is part of saved states.
 

@@ -59,7 +59,7 @@ class Ahead(NamedTuple):
 
 
 class Halt:
-    """Where a thread stops until it may go on.
+    """Where a thread stops until it may continue.
 
     Args:
         number: the pass in which it does, by the count of its pipe.
@@ -77,18 +77,19 @@ class Halt:
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread may go on."""
+        """Whether the thread may continue."""
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Notes that the pass begins. Until the thread may go on there is room for all: the queue was longer, maybe."""
+        """Notes that the pass begins. Until the thread may continue there is room for all: the queue was longer,
+        maybe."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Stops, in the thread, if so many items are enough.
+        """Stops, in the thread, if this many items are enough.
 
-        If the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
+        If the pipeline does not repeat itself more of them may be wanted: then the thread continues at once.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -112,7 +113,7 @@ class Halt:
             self._reached.wait()
 
     def release(self) -> None:
-        """Lets the thread go on."""
+        """Lets the thread continue."""
         if self._queue is not None:
             self._queue.capacity = self._capacity
         self._may_go_on.set()
@@ -134,7 +135,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets them go on, however the replay ended."""
+        """Lets them continue, however the replay ended."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -101,7 +101,7 @@ def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
 def _keeps_state_between(pipe: Any) -> bool:
     """Whether what the methods of a user's pipe save between two passes can be given to another one.
 
-    Without a `reset` of its own, a pipe that has loaded a state can only go on from it.
+    Without a `reset` of its own, a pipe that has loaded a state can only resume from it.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -165,7 +165,7 @@ def _tells_beginning(datapipe: Any) -> bool:
 
 
 def awaits_iteration(datapipe: Any) -> bool:
-    """Whether a state was loaded into a pipe of torch's, and it has not been iterated since."""
+    """Whether a state was loaded into a pipe of torch, and it has not been iterated since."""
     record = record_of(datapipe)
     return record.loaded is not None and record.before == datapipe._valid_iterator_id
 
@@ -202,7 +202,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 
 
 def may_be_over(datapipe: Any) -> bool:
-    """Whether the running pass of a pipe of torch's may have ended, as far as is known.
+    """Whether the running pass of a pipe of torch may have ended, as far as is known.
 
     Torch tells neither that a pass has ended nor that the next one was asked for, before its first item. So a pass that
     `iterate` did not begin may be over once a source of it has no more items, or it has yielded as many as there are.
@@ -252,7 +252,7 @@ def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry["drop"]:
             next(islice(iterator, entry["drop"] - 1, entry["drop"]), None)
-        if entry.get("finished"):  # what comes behind the last item may draw, too
+        if entry.get("finished"):  # what comes after the last item may draw, too
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
@@ -298,8 +298,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it goes on from loaded state, how many items it is to drop, and whether
-        nothing comes behind these but the end.
+        The number of the iterator, whether it resumes from loaded state, how many items it is to drop, and whether
+        nothing comes after these but the end.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -321,7 +321,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into its sources are for a pass that nobody goes on with.
+        # The states that were loaded into its sources are for a pass that nobody continues with.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
@@ -400,7 +400,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # A pipe of torch's that is iterated always starts with a reset; one that is read by index has no place.
+        # A pipe of torch that is iterated always starts with a reset; one that is read by index has no place.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -409,13 +409,13 @@ def _covers(kind: type) -> bool:
 
     says = min(depth("iteration_state"), max(depth("state_dict"), depth("load_state_dict")))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is no pipe itself: it speaks for the first class that lists it among its bases.
+        # A mixin is not a pipe itself: it speaks for the first class that lists it among its bases.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth("__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Whether this is a pipe of torch's that is read by iterating. It knows no token."""
+    """Whether this is a pipe of torch that is read by iterating. It knows no token."""
     return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
 
 
@@ -446,7 +446,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Makes the next iterations of the pipes that a pipe reads from start anew, if it is for it to begin them.
 
-    The source of a fork's children goes on as long as one of them does.
+    The source of a fork's children continues as long as one of them does.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -468,7 +468,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = {"type": name_of(pipe), "how": "begin"}
         return
     if record.loaded is not None and "left" in record.loaded:
-        # It was loaded as it stood when a pass began that was to be made again, and its next pass begins behind that.
+        # It was loaded as it stood when a pass began that was to be made again, and its next pass begins after that.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded["left"])
@@ -491,7 +491,7 @@ def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
-    """Puts a pipe, which is none of torch's, where an entry says."""
+    """Puts a pipe, which is none of torch, where an entry says."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
@@ -501,7 +501,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
     else:
         token.disarm()
     if entry["how"] == "restore" and is_restorable(pipe):
-        # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
+        # A user's pipe without a `reset` could do nothing but resume from there. It gets its state when it does.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

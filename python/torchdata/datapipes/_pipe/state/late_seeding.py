@@ -2,9 +2,9 @@
 
 Role: a child seeds the global generators of the loaded libraries when an epoch begins. A user's function may
 import one later, as functions under spawn often do; its generator would start from the system's entropy, and the
-run could not be repeated. So each is seeded right after it was imported, before the importing code goes on. Runs in
+run could not be repeated. So each is seeded right after it was imported, before the importing code continues. Runs in
 workers and in the dispatching process; `process_reset_fn` gives the seeds of each epoch. States hold what is awaited:
-who goes on from the beginning of an epoch may have imported by then what the run before had not.
+who resumes from the beginning of an epoch may have imported by then what the run before had not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
     Args:
         seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
-            They take the place of those of the epoch before; an empty mapping ends the waiting.
+            They replace those of the epoch before; an empty mapping ends the waiting.
     """
     _awaited.clear()
     _awaited.update(seeds)

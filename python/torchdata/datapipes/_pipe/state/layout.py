@@ -46,7 +46,7 @@ def check_entries(entries: Any) -> None:
 
 
 def _with_left(entry: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """An entry, and the one with which its next pass begins if this one is not gone on with."""
+    """An entry, and the one with which its next pass begins if this one is not resumed."""
     yield entry, where
     if isinstance(entry, dict) and "left" in entry:
         left = entry["left"]

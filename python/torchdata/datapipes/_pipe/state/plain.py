@@ -1,4 +1,4 @@
-"""States as plain data: what anybody may load, and beside it, marked, what only pickle can hold.
+"""States as plain data: what anybody may load, and next to it, marked, what only pickle can hold.
 
 Role: turns what a pipe's `state_dict` returned into a value of its own, which nothing that the pipe does later
 changes, and back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
@@ -24,7 +24,7 @@ PICKLED = "__pickled__"
 #: The key of bytes that hold containers within containers, and plain data alone.
 NESTED = "__nested__"
 
-#: The key of a state that is no dict with names as keys.
+#: The key of a state that is not a dict with names as keys.
 _WHOLE = "__state__"
 
 #: Keys that stand for something else.

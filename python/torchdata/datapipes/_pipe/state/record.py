@@ -1,4 +1,4 @@
-"""The memory of each pipe beside its attributes: its token, which tells its iterations apart, and its *record*.
+"""The memory of each pipe next to its attributes: its token, which tells its iterations apart, and its *record*.
 
 Role: memory of `iteration` and `state`, which say what becomes of it. Runs in the process and thread that iterates the
 pipe. A *pass* is one iteration of one pipe.
@@ -81,21 +81,21 @@ class Record:
     )
 
     def __init__(self) -> None:
-        #: The iteration of a pipe of torch's that was there when the next one was asked for.
+        #: The iteration of a pipe of torch that was there when the next one was asked for.
         self.asked: Any = NEVER
-        #: The iteration of a pipe of torch's that was there when a state was loaded.
+        #: The iteration of a pipe of torch that was there when a state was loaded.
         self.before: Any = NEVER
         #: When the running pass began; 0 if none did.
         self.stamp = 0
-        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch's.
+        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch.
         self.tells_end = False
         #: The entry that was loaded and not gone on with yet.
         self.loaded: dict[str, Any] | None = None
-        #: Whether the running pass goes on from a state that was saved after the last item.
+        #: Whether the running pass resumes from a state that was saved after the last item.
         self.ended = False
         #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
         self.fed = False
-        #: The last seed that was given to a pipe of a user's.
+        #: The last seed that was given to a pipe of a user.
         self.seed: Any = None
         #: Whether a loader gives the pipe its seeds: those of later passes of an epoch follow from the first one then.
         self.seeded = False
@@ -105,13 +105,13 @@ class Record:
         self.later: Any = None
         #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
         self.watches: bool | None = None
-        #: How the graph stood when the running pass began, if `watches`, and of a pipe of torch's.
+        #: How the graph stood when the running pass began, if `watches`, and of a pipe of torch.
         self.beginning: Beginning | None = None
         #: The parameters of all pipes of the graph, if the pipe is its end and its state was saved.
         self.fingerprint: Fingerprint | None = None
         #: Names of pipes that the pipe has made since its first pass.
         self.grown: list[str] = []
-        #: Whether the running pass goes on from a loaded state.
+        #: Whether the running pass resumes from a loaded state.
         self.goes_on = False
         #: A reference to the pipe that has exceptions of this one skipped; None: nobody.
         self.claim: Any = None

@@ -50,7 +50,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
     """The limit `value`, or None for no limit.
 
     Raises:
-        ValueError: it is no number from 1 on.
+        ValueError: it is not a number from 1 on.
     """
     if value is None:
         return None
@@ -324,7 +324,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         return self.datapipe
 
     def _place_of(self, archive: Any) -> Any:
-        """The place in the archive behind the last member that was yielded."""
+        """The place in the archive after the last member that was yielded."""
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
@@ -345,7 +345,7 @@ class IndexedArchive(Archive):
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         super().__init__(path, source, start)
-        #: Index of the entry behind the last one that was yielded.
+        #: Index of the entry after the last one that was yielded.
         self.next = 0
 
     def entries(self) -> list[Any]:

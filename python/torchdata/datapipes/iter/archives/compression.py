@@ -90,7 +90,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """The same of a file whose name may be a URL, with a query or a fragment behind the suffix."""
+    """The same of a file whose name may be a URL, with a query or a fragment after the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # elsewhere a name may have a question mark in it
         names.reverse()

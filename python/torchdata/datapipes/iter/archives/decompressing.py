@@ -41,7 +41,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """A file object of what is compressed in `file_obj`, in the format of xz or the older one of lzma.
 
-    Unlike that of Python's module it reads what comes behind the padding between two streams, and takes nothing else
+    Unlike that of Python's module it reads what comes after the padding between two streams, and takes nothing else
     for padding.
     """
     import lzma
@@ -92,7 +92,7 @@ class _Frame:
 
     @property
     def unused_data(self) -> bytes:
-        """The bytes behind the frame."""
+        """The bytes after the frame."""
         return bytes(self._decompressor.unused_data) + bytes(self._raw)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -113,12 +113,12 @@ class _Frame:
 
 
 class _Streams:
-    """The content of a file of one or several compressed streams, one behind the other.
+    """The content of a file of one or several compressed streams, one after the other.
 
     Args:
         file_obj: the compressed file, from where it stands.
         new: makes a decompressor of one stream.
-        padding: bytes that may stand behind a stream.
+        padding: bytes that may stand after a stream.
     """
 
     def __init__(self, file_obj: Any, new: Callable[[], Any], padding: bytes = b"") -> None:
@@ -155,7 +155,7 @@ class _Streams:
         return b""
 
     def _behind_stream(self) -> bytes:
-        """The first bytes behind a stream that has ended, without padding."""
+        """The first bytes after a stream that has ended, without padding."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)

@@ -80,7 +80,7 @@ class Forwards:
         return b"".join(parts)
 
     def _advance(self) -> bool:
-        """Goes on to the next piece; false at the end."""
+        """Continues to the next piece; false at the end."""
         more, kept = self._next_piece(), self._piece[-_BACK:]
         if not more:
             return False

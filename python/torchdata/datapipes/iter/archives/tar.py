@@ -44,7 +44,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
+#: Largest member of a compressed or streamed archive that is kept in memory when the archive continues without it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
@@ -56,7 +56,7 @@ PIECE = 16 << 20
 #: Bytes that the headers of one member may take in all: 1 MiB and the blocks that announce them.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
-#: Headers that one member may have, beside its own.
+#: Headers that one member may have, next to its own.
 MOST_HEADERS = 100
 
 #: Records that the headers for a whole archive may hold in all. Every member's are added to a copy of them.
@@ -65,7 +65,7 @@ MOST_GLOBAL_RECORDS = 1000
 #: The last offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: Bytes before a header at which a stream stands that is gone on with there: `tarfile` reads the last one of the member
+#: Bytes before a header at which a stream stands that is resumed there: `tarfile` reads the last one of the member
 #: before it, to see whether the archive reaches so far.
 BEFORE = 1
 
@@ -121,7 +121,7 @@ class _HeaderBytes:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses to read so many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
+        """Refuses to read this many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -144,7 +144,7 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: The errors of `tarfile`, beside its own, for headers that lie.
+#: The errors of `tarfile`, next to its own, for headers that lie.
 _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -171,7 +171,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _LIES as error:
-            tarfile_.offset = place  # where the archive stands, not where the header says that it goes on
+            tarfile_.offset = place  # where the archive stands, not where the header says that it continues
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
@@ -208,7 +208,7 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Takes in that a header holds for all members behind it.
+        """Takes in that a header holds for all members after it.
 
         Raises:
             tarfile.ReadError: there are too many of them.
@@ -337,7 +337,7 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The place in the stream of the header behind the last member; None if there is no such place."""
+        """The place in the stream of the header after the last member; None if there is no such place."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
@@ -359,7 +359,7 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """Reads what lies behind the last member of a compressed archive, up to the checksum."""
+        """Reads what lies after the last member of a compressed archive, up to the checksum."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
@@ -504,9 +504,9 @@ class TarArchiveLoader(ArchiveLoader):
     slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
 
     Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
-    memory when the archive goes on before it is read.
+    memory when the archive continues before it is read.
 
-    A saved state goes on at the next member. If the archive is not compressed, and its stream can begin anywhere (a
+    A saved state continues at the next member. If the archive is not compressed, and its stream can begin anywhere (a
     file, an object in a store, a URL whose server knows ranges), nothing before that member is read again.
 
     Args:
@@ -559,7 +559,7 @@ class TarArchiveLoader(ArchiveLoader):
         try:
             if start:
                 archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
-            else:  # from its beginning, also for a place behind that: only so is it decompressed
+            else:  # from its beginning, also for a place after that: only so is it decompressed
                 archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:

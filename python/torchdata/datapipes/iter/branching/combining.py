@@ -1,7 +1,7 @@
 """Pipes that make one pipe of several: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest,
 SampleMultiplexer.
 
-Run in whichever process iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
+Run in the process that iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
 holds the row of items, one of each input, that it is yielding; SampleMultiplexer owns a generator. Their counterparts
 are in `splitting`.
 """
@@ -48,11 +48,11 @@ class Concater(IterDataPipe[Any]):
     """Yields the items of its inputs one input after another. `a + b` is the same.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes to read. A dataset is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -88,11 +88,11 @@ class Zipper(IterDataPipe[T_co]):
     """Yields tuples of one item of each input, until the shortest input ends.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes to read. A dataset is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -126,11 +126,11 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
     """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not yielded.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes to read. A dataset is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -153,12 +153,12 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     """Yields tuples of one item of each input, until the longest input ends.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes to read. A dataset is one, too.
         fill_value: what stands for the items of inputs that have ended.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -184,10 +184,10 @@ class MultiplexerLongest(IterDataPipe[Any]):
     """Yields one item of each input in turn, passing over inputs that have ended, until all have.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes to read. A dataset is one, too.
 
     Raises:
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -228,18 +228,18 @@ class MultiplexerLongest(IterDataPipe[Any]):
 class SampleMultiplexer(IterDataPipe[Any]):
     """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
 
-    If an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
+    If an input ends, the others continue by their weights. To keep the ratio, let no input end, for instance with
     `cycle`.
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
         seed: seeds the choices for good: `set_seed`, and so the seeds that DataLoader2 gives, have no effect then.
-            The first iteration of a new pipe is always the same, the one that torchdata 0.9 gives; later ones go on
+            The first iteration of a new pipe is always the same, the one that torchdata 0.9 gives; later ones continue
             with the same generator. None: every iteration has a seed of its own, as for `shuffle`.
 
     Raises:
         ValueError: there are no inputs, or a weight is not positive and finite.
-        TypeError: no dict is given, a key is no IterDataPipe, or a weight no number.
+        TypeError: no dict is given, a key is not an IterDataPipe, or a weight no number.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
@@ -277,7 +277,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Takes all inputs in again, and seeds the generator or, if the user gave a seed, lets it go on."""
+        """Takes all inputs in again, and seeds the generator or, if the user gave a seed, lets it continue."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

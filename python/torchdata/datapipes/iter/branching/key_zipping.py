@@ -1,6 +1,6 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-Run in whichever process iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
+Run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
 match, and the streams in them.
 """
 
@@ -43,7 +43,7 @@ class IterKeyZipper(IterDataPipe[Any]):
         merge_fn: a function from an item and its match to the result; a tuple of both by default.
 
     Raises:
-        TypeError: `ref_datapipe` is no IterDataPipe, a function is none, or `buffer_size` no integer.
+        TypeError: `ref_datapipe` is not an IterDataPipe, a function is none, or `buffer_size` no integer.
         ValueError: `buffer_size` is not positive; while iterating, a reference item has the key of one that waits.
         BufferError: while iterating, the reference pipe has ended and no item with the key was in it or is left.
 
@@ -162,7 +162,7 @@ class MapKeyZipper(IterDataPipe[Any]):
         keep_key: whether to yield `(key, result)` instead of the result.
 
     Raises:
-        TypeError: `map_datapipe` is no MapDataPipe, or a function is none.
+        TypeError: `map_datapipe` is not a MapDataPipe, or a function is none.
         KeyError: while iterating, the map pipe has no such key.
 
     Example:

@@ -2,7 +2,7 @@
 
 It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
 whole source and keeps its own items, so one child can be read at a time, and a child that is iterated invalidates the
-iterators of the others. All run in whichever process iterates them, in one thread.
+iterators of the others. All run in the process that iterates them, in one thread.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._remaining = self.total_length
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child, which goes on in its pass."""
+        """The items of one child, which continues in its pass."""
         if self._reader != instance:  # a restored child that had ended, or had given way to a sibling
             return iter(())
         if token_of(self).armed:
@@ -171,7 +171,7 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Each child reads the whole source, so only one can be read at a time. The split is a function of the seed and the
     order of the source: if the source yields its items in the same order every time, each item belongs to one group,
-    the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` behind the
+    the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` after the
     split, not before it. `child.override_seed(seed)` chooses another split, for all children.
 
     Args:
@@ -183,7 +183,7 @@ class RandomSplitter(IterDataPipe[Any]):
         target: the name of the only group to return; None returns the list of all.
 
     Raises:
-        TypeError: `weights` is no dict of numbers, `seed` seeds nothing, or `total_length` is not given and the
+        TypeError: `weights` is not a dict of numbers, `seed` seeds nothing, or `total_length` is not given and the
             source doesn't know its length.
         ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
             more items than `total_length`.

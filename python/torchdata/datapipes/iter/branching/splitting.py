@@ -1,6 +1,6 @@
 """Pipes that make several pipes of one: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Each returns its *children*, pipes that share one main pipe (see `_children`). All run in whichever process iterates
+Each returns its *children*, pipes that share one main pipe (see `_children`). All run in the process that iterates
 them, in one thread; the main pipe owns the items that wait for a child.
 """
 
@@ -220,7 +220,7 @@ class Demultiplexer(IterDataPipe[Any]):
 
     Raises:
         ValueError: `num_instances` is not positive; while iterating, a classification is out of range.
-        TypeError: `classifier_fn` is no function.
+        TypeError: `classifier_fn` is not a function.
         BufferError: while iterating, too many items wait.
 
     Example:

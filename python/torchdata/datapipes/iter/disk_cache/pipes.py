@@ -1,6 +1,6 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Run in whichever process iterates the pipeline; any number of processes may share the files. `section` holds the work
+Run in the process that iterates the pipeline; any number of processes may share the files. `section` holds the work
 between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
@@ -46,7 +46,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
             generator). None: the item is the path. If the files that are made of an item get other paths (the
-            members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
+            members of an archive), this path stands for them, and the list of theirs is kept next to it, in a file
             of that name with `.torchdata_list` at its end.
         hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
             file whose content has another one is not saved, which is an error. Every file that is yielded must be in
@@ -59,7 +59,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             folder of the path that stands for them.
 
     Raises:
-        TypeError: an argument is no function, or `folder` no path.
+        TypeError: an argument is not a function, or `folder` no path.
         ValueError: the kind of checksums is unknown.
         RuntimeError: while iterating, the section was not ended.
 
@@ -229,7 +229,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     _section: Section | None = state(saved=False)
     _renews = False
-    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration goes on with
+    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration continues with
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             timeout: seconds.
 
         Raises:
-            ValueError: it is no number, or negative.
+            ValueError: it is not a number, or negative.
         """
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
             raise ValueError(f"{type(self).__name__}: timeout must be a number of seconds, but got {timeout!r}")

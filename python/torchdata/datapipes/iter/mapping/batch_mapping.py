@@ -1,6 +1,6 @@
 """Pipes that apply a function to batches, or to the items of a batch at once: BatchMapper, BatchAsyncMapper.
 
-Run in whichever process and thread iterates the pipeline. They own what is left of the result of the current batch;
+Run in the process that iterates the pipeline. They own what is left of the result of the current batch;
 BatchAsyncMapper also owns the event loop of its iteration (see `_event_loop`).
 """
 
@@ -45,12 +45,12 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         datapipe: the pipe to read.
         fn: a function from a list of items to an iterable, which may have more or fewer members.
         batch_size: items per batch; the last batch may have fewer.
-        input_col: which parts of the items `fn` gets: None for the items themselves; an index or key for a list of
-            this column; a list or tuple of them for a list of lists of these columns.
+        input_col: which parts of the items `fn` gets: None for the items themselves; an index or key for a list of this
+            column; a list or tuple of them for a list of lists of these columns.
 
     Raises:
-        TypeError: `fn` is no function, or `batch_size` is no integer; while iterating, `fn` returned something that
-            is not iterable.
+        TypeError: `fn` is not a function, or `batch_size` is not an integer; while iterating, `fn` returned something
+            that is not iterable.
         AssertionError: `batch_size` is not positive.
 
     Example:
@@ -101,10 +101,10 @@ def _is_coroutine_function(function: Any) -> bool:
 class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function to the items of a batch at once, and yields the results in the items' order.
 
-    Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It
-    runs in the thread that iterates the pipe, or if that is itself in a running event loop, in another thread; that
-    event loop then stands still while it waits for a batch. If the function raises, its exception arrives as it is, and
-    the other calls of the batch are cancelled.
+    Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It runs
+    in the thread that iterates the pipe, or if that is itself in a running event loop, in another thread; that event
+    loop then stands still while it waits for a batch. If the function raises, its exception arrives as it is, and the
+    other calls of the batch are cancelled.
 
     Args:
         source_datapipe: the pipe to read.
@@ -116,10 +116,10 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         flatten: whether results are yielded one by one, or lists of the results of each batch.
 
     Raises:
-        ValueError: `async_fn` is no coroutine function, `max_concurrency` is not positive, or the columns are wrong as
-            for `map`.
+        ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or the columns are wrong
+            as for `map`.
         AssertionError: `batch_size` is not positive.
-        TypeError: a number is no integer.
+        TypeError: a number is not an integer.
 
     Example:
         >>> import asyncio

@@ -1,6 +1,6 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the
+Run in the process that iterates the pipeline. They own nothing but the function; FlatMapper also holds the
 item that it is unfolding.
 """
 
@@ -46,7 +46,7 @@ class Mapper(IterDataPipe[T_co]):
             None puts it into the first input column and removes the other input columns.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
         ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given
             without `input_col`, or it names several columns.
 
@@ -123,7 +123,7 @@ class Collator(Mapper[T_co]):
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
-        ValueError: `to` is another word, or stands beside a function of yours.
+        ValueError: `to` is another word, or stands next to a function of yours.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -191,7 +191,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         input_col: which parts of an item `fn` gets, as for `map`.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
         ValueError: `fn` does not take as many arguments as there are input columns.
 
     Example:

@@ -1,6 +1,6 @@
 """Pipes that choose or unfold columns of each item: Flattener, Slicer, Dropper.
 
-Run in whichever process iterates the pipeline and own nothing but their settings. An item is a tuple or a list, whose
+Run in the process that iterates the pipeline and own nothing but their settings. An item is a tuple or a list, whose
 columns are numbered, or a dict, whose columns are its keys. If an item lacks a column that was asked for, a warning
 says so and the item is passed on without it.
 """
@@ -154,7 +154,7 @@ class Slicer(_ItemByItem[T_co]):
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is no integer, or a column cannot be a key; while iterating, an item cannot have
+        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; while iterating, an item cannot have
             such a column.
 
     Example:

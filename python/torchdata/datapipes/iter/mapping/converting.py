@@ -1,6 +1,6 @@
 """Conversions of one kind of source into another: MapToIterConverter, and the form `to_node`.
 
-Runs in whichever process iterates the pipeline and owns a position in the indices.
+Runs in the process that iterates the pipeline and owns a position in the indices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         indices: the indices to read, in order; all from 0 to its length by default.
 
     Raises:
-        TypeError: `datapipe` is no MapDataPipe, or has no length and no indices are given.
+        TypeError: `datapipe` is not a MapDataPipe, or has no length and no indices are given.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

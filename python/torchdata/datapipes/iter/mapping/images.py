@@ -1,7 +1,7 @@
 """The pipe that decodes images, with a random part of each if it is told to: ImageDecoder.
 
 Role: calls `torchdata.images`. Runs in the process that iterates the pipe. It owns a generator that is seeded anew for
-each image, from the seed of the epoch and the image's number in it: so it has no state of its own to go on from.
+each image, from the seed of the epoch and the image's number in it: so it has no state of its own to resume from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
     does it.
 
     A random part or a mirror image follows from the seed of the epoch, which the loader gives, and from how many images
-    this pipe has yielded in it: so a loader that goes on from a state gives the same pixels. Files are closed.
+    this pipe has yielded in it: so a loader that resumes from a state gives the same pixels. Files are closed.
 
     Args:
         datapipe: a pipe of images, or of items that hold one.

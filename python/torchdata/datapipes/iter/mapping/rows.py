@@ -1,6 +1,6 @@
 """Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder.
 
-Run in whichever process iterates the pipeline. They own nothing but their settings; IndexAdder knows how many items
+Run in the process that iterates the pipeline. They own nothing but their settings; IndexAdder knows how many items
 it has numbered.
 """
 
@@ -97,7 +97,7 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
 
     Raises:
         TypeError: `index_name` cannot be a key.
-        NotImplementedError: while iterating, an item is no dict.
+        NotImplementedError: while iterating, an item is not a dict.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,6 +1,6 @@
 """Pipes that pass on some of their source's items: Filter, Header.
 
-Run in whichever process iterates the pipeline and own nothing but their settings.
+Run in the process that iterates the pipeline and own nothing but their settings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Filter(IterDataPipe[T_co]):
             list or tuple of them, each of which becomes one argument.
 
     Raises:
-        TypeError: `filter_fn` is no function.
+        TypeError: `filter_fn` is not a function.
         ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating,
             it returned something other than a bool.
 

@@ -1,6 +1,6 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-Run in whichever process iterates the pipeline. BucketBatcher is put together from other pipes, which own what it
+Run in the process that iterates the pipeline. BucketBatcher is put together from other pipes, which own what it
 holds; MaxTokenBucketizer owns a heap of items and the batch that it is filling.
 """
 
@@ -33,9 +33,9 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
     order.
 
     Items are first shuffled (in pools of `batch_size * batch_num * bucket_num` items), unless there is a `sort_key` and
-    one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The
-    items are batched in that order, and with a `sort_key` the batches are shuffled. The constructor returns the last of
-    these pipes; its length is known only if nothing but a buffer shuffles the items.
+    one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The items
+    are batched in that order, and with a `sort_key` the batches are shuffled. The constructor returns the last of these
+    pipes; its length is known only if nothing but a buffer shuffles the items.
 
     Args:
         datapipe: the pipe to read.
@@ -50,7 +50,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Raises:
         AssertionError: a number is not positive.
-        TypeError: a number is no integer or `sort_key` is no function; while iterating, `sort_key` returned no list.
+        TypeError: a number is not an integer or `sort_key` is not a function; while iterating, `sort_key` returned no
+            list.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -112,7 +113,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item as a tuple of one, with the item beside it.
+    """The length of an item as a tuple of one, with the item next to it.
 
     So the heap compares lengths alone, and without calling into Python.
     """
@@ -152,7 +153,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         include_padding: whether the items of a batch count as if each was as long as the longest one, as after padding.
 
     Raises:
-        TypeError: `len_fn` is no function, a length is no number, or `buffer_size` no integer.
+        TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` no integer.
         ValueError: the arguments do not satisfy `0 <= min_len <= max_len <= max_token_count` and `0 < buffer_size`.
 
     Example:

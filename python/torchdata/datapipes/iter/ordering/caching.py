@@ -1,6 +1,6 @@
 """The pipe that remembers what it yielded: InMemoryCacheHolder.
 
-Runs in whichever process iterates the pipeline, and owns the items that it remembers, in each process its own.
+Runs in the process that iterates the pipeline, and owns the items that it remembers, in each process its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
             containers are measured with what is in them; other objects as Python counts them.
 
     Raises:
-        TypeError: `size` is no number.
+        TypeError: `size` is not a number.
         ValueError: `size` is negative.
 
     Example:
@@ -96,7 +96,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         )
 
     def __iter__(self) -> Iterator[T_co]:
-        done = token_of(self).yielded  # 0, unless it goes on from a loaded state
+        done = token_of(self).yielded  # 0, unless it resumes from a loaded state
         cached: list[T_co] = self.cache or []
         if self._serving and done >= self._given_up:
             return islice(cached, done - self._given_up, None)

@@ -1,6 +1,6 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-Run in whichever process iterates the pipeline. The shufflers own a generator each, and Shuffler a buffer of items;
+Run in the process that iterates the pipeline. The shufflers own a generator each, and Shuffler a buffer of items;
 Sampler owns the order that its sampler gave.
 """
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @functional_datapipe("shuffle")
 class Shuffler(Shuffling, IterDataPipe[T_co]):
-    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is yielded.
+    """Shuffles with a buffer: each item read replaces a random item of the full buffer, which is yielded.
 
     The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
 
@@ -46,7 +46,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
     """
 
     _buffer: list[Any] = state(list, items=True)
-    #: Whether the buffer holds indices in the place of items.
+    #: Whether the buffer holds indices in place of items.
     _unloaded: bool = state(False)
 
     @overload
@@ -134,7 +134,7 @@ class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
         datapipe: a pipe of batches: lists or other sequences.
 
     Raises:
-        TypeError: while iterating, an item is no sequence.
+        TypeError: while iterating, an item is not a sequence.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,6 +1,6 @@
 """Pipes that turn items into several and mix these: ShuffledFlatMapper.
 
-Runs in whichever process iterates the pipeline. It owns a generator of random numbers, and what is left of the results
+Runs in the process that iterates the pipeline. It owns a generator of random numbers, and what is left of the results
 that it mixes: `buffer_size` of them at most.
 """
 
@@ -51,7 +51,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     Raises:
         AssertionError: `buffer_size` is not positive.
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
         ValueError: `fn` does not take as many arguments as there are input columns.
 
     Example:

@@ -1,6 +1,6 @@
 """Pipes that put items into batches or take them out: Batcher, UnBatcher, Grouper.
 
-Run in whichever process iterates the pipeline. Grouper owns a buffer of items whose groups are not complete;
+Run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are not complete;
 UnBatcher holds the batch that it is unfolding; a batch under way is never left half-built between two items.
 """
 
@@ -42,7 +42,7 @@ class Batcher(IterDataPipe[T_co]):
 
     Raises:
         AssertionError: `batch_size` is not positive.
-        TypeError: `batch_size` is no integer or `wrapper_class` cannot be called.
+        TypeError: `batch_size` is not an integer or `wrapper_class` cannot be called.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -191,7 +191,7 @@ class Grouper(IterDataPipe[Any]):
         drop_remaining: whether a group that is too small is dropped when the buffer is full.
 
     Raises:
-        TypeError: `group_key_fn` is no function or a size is no integer.
+        TypeError: `group_key_fn` is not a function or a size is not an integer.
         AssertionError: the sizes do not satisfy `0 < guaranteed_group_size <= group_size <= buffer_size`.
         RuntimeError: while iterating, the buffer is full of groups that are too small and `drop_remaining` is False.
 

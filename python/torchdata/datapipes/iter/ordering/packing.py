@@ -1,6 +1,6 @@
 """The pipe that puts sequences of many lengths into rows of one length: Packer.
 
-Run in whichever process iterates the pipeline. It owns the rows that are not full yet, and the pieces of a sequence
+Run in the process that iterates the pipeline. It owns the rows that are not full yet, and the pieces of a sequence
 that have no row yet: they are its state.
 """
 
@@ -27,7 +27,7 @@ Piece = Any
 #: The column that plain sequences become.
 _TOKENS = "input_ids"
 
-#: The columns that a row can be given beside those of its sequences.
+#: The columns that a row can be given next to those of its sequences.
 _ADDED = ("position_ids", "cu_seqlens")
 
 #: The padding of columns whose meaning is known: a label that losses ignore, a token that is not attended to.
@@ -41,10 +41,10 @@ _LONG = ("split", "truncate", "drop", "error")
 class Packer(IterDataPipe[dict[str, Any]]):
     """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins.
 
-    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column
-    `"input_ids"`, or a mapping from column to such sequences, all of one length, such as a tokenizer gives:
-    `input_ids`, `labels`, `attention_mask`. A row is a dict of the same columns, each the pieces one after another, as
-    a list, an array or a tensor like those of the items. Two columns are added:
+    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
+    or a mapping from column to such sequences, all of one length, such as a tokenizer gives: `input_ids`, `labels`,
+    `attention_mask`. A row is a dict of the same columns, each the pieces one after another, as a list, an array or a
+    tensor like those of the items. Two columns are added:
 
     - `position_ids` counts from 0 within each piece (int64);
     - `cu_seqlens` holds the places at which pieces begin, and the end of the last one (int32), as attention over
@@ -82,8 +82,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         drop_last: whether `"cut"` leaves out a last row that is not full.
 
     Raises:
-        TypeError: a number is no integer, or names are no collection; while iterating, an item is no sequence, or a
-            column is of another kind than before.
+        TypeError: a number is not an integer, or names are no collection; while iterating, an item is not a sequence,
+            or a column is of another kind than before.
         ValueError: a word or a number is none of those above; while iterating, the columns of an item have several
             lengths, are missing or have no padding, a sequence has several dimensions, or one is too long and `long` is
             `"error"`.
@@ -291,7 +291,7 @@ class _Lists:
 
     @staticmethod
     def joined(parts: list[Any], added: int, padding: Any) -> Any:
-        """A new sequence of all parts, and so many numbers of padding behind them."""
+        """A new sequence of all parts, and this many numbers of padding after them."""
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
@@ -302,7 +302,7 @@ class _Lists:
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """The numbers from 0 on, so many of each."""
+        """The numbers from 0 on, this many of each."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Pipes that yield items more than once, or numbered: Cycler, Repeater, Enumerator.
 
-Run in whichever process iterates the pipeline. Cycler begins its source anew for each pass; Repeater holds
+Run in the process that iterates the pipeline. Cycler begins its source anew for each pass; Repeater holds
 the item that it is repeating.
 """
 
@@ -134,7 +134,7 @@ class Enumerator(IterDataPipe[tuple[int, T_co]]):
         starting_index: number of the first item.
 
     Raises:
-        TypeError: `starting_index` is no integer.
+        TypeError: `starting_index` is not an integer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -90,7 +90,7 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
     """Provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
 
     Raises:
-        TypeError: `url` is no str.
+        TypeError: `url` is not a str.
         ValueError: a part is missing.
     """
     provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
@@ -149,7 +149,7 @@ class _OfCluster:
 class AISFileLister(_OfCluster, GivenLength, ListsRoots):
     """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
 
-    The objects of a prefix come in the order of their names. Objects of other providers behind the cluster are listed
+    The objects of a prefix come in the order of their names. Objects of other providers after the cluster are listed
     by their URLs (`aws://bucket/`, `gcp://bucket/`).
 
     Args:

@@ -65,7 +65,7 @@ class _HasPathManager:
 
         Args:
             handler: an `iopath.common.file_io.PathHandler`.
-            allow_override: whether it may take the place of others that support them, too.
+            allow_override: whether it may replace others that support them, too.
 
         Raises:
             KeyError: another handler supports one of the prefixes, and may not be replaced.

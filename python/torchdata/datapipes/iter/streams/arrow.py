@@ -34,12 +34,12 @@ class ArrowReader(IterDataPipe[Any]):
     """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows.
 
     One part, such as a row group of a Parquet file, is in memory at a time. A saved state knows the part and the row in
-    it: an iteration that goes on from it reads that part and those behind it alone. Parts without rows, or of which the
+    it: an iteration that resumes from it reads that part and those after it alone. Parts without rows, or of which the
     filter leaves none, yield nothing.
 
     Args:
         source_datapipe: yields numbers of parts: `ArrowParts(table)` by `to_iter_datapipe` or `shuffle`, and pipes
-            behind it such as `sharding_filter`; or lists of them, as behind `batch`, which are read at once as one
+            after it such as `sharding_filter`; or lists of them, as after `batch`, which are read at once as one
             part. Any table that `ArrowParts` takes may be given in its place, and is read in order.
         columns: the columns to read, in this order; None for all.
         parts: the list of parts whose numbers the source yields; None to find it in the source.
@@ -69,7 +69,7 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state is a row of a part, so that it is gone on from in frames of another size.
+    #: A state is a row of a part, so a resume may use frames of another size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
     #: The part that is read, or the list of them, and how many of its rows were yielded.
@@ -209,7 +209,7 @@ class LanceReader(ArrowReader):
     that it has when the pipe is built; a state that was saved in another one is refused.
 
     Args:
-        source_datapipe: yields indices of rows; or lists of them, as behind `batch`, which are read at once.
+        source_datapipe: yields indices of rows; or lists of them, as after `batch`, which are read at once.
         dataset: a `lance.LanceDataset`, or the path or URI of one.
         columns: as for `ArrowReader`.
         rows: likewise.

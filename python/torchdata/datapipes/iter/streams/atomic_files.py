@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: where the file is to appear; a link is followed.
-        replace: whether it takes the place of a file that is there; if not, that one stays as it is.
+        replace: whether it replaces a file that is there; if not, that one stays as it is.
         ending: of the name under which to write.
     """
     path = os.path.realpath(path)
@@ -142,7 +142,7 @@ def write_file(
         with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
-            now = time.time_ns()  # not left to the kernel, whose clock for files lags behind by some milliseconds
+            now = time.time_ns()  # not left to the kernel, whose clock for files lags after by some milliseconds
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():

@@ -44,8 +44,8 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             None: what the environment says.
 
     Raises:
-        TypeError: a handler or `key_fn` is no function, or `allow_pickle` no bool; while iterating, an item is no pair
-            or a stream is one of text.
+        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` no bool; while iterating, an item is no
+            pair or a stream is one of text.
         ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:
@@ -78,7 +78,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         """Puts handlers before those that there are.
 
         Raises:
-            TypeError: a handler is no function.
+            TypeError: a handler is not a function.
         """
         for position, one in enumerate(handler):
             check_callable("RoutedDecoder", f"handler {position}", one)

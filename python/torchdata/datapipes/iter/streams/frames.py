@@ -100,9 +100,9 @@ class DataFrameMaker(IterDataPipe[Any]):
 class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
-    One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
-    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. An iteration that goes
-    on from it reads the end of the file, where the directory is, and that row group, but none before it.
+    One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups of
+    some ten to some hundred megabytes. A saved state knows the row group and the row in it. An iteration that resumes
+    from it reads the end of the file, where the directory is, and that row group, but none before it.
 
     With `library="numpy"` items are dicts from column to array:
 
@@ -122,8 +122,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         use_threads: whether columns are decoded by several threads.
         library: what the frames are made by: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars runs threads, so with worker processes it wants the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None for one item
-            per row group.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None for one item per
+            row group.
 
     Raises:
         TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
@@ -145,10 +145,10 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state is a row of the file, so that it is gone on from in frames of another size.
+    #: A state is a row of the file, so a resume may use frames of another size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row in it, behind the last item that was yielded.
+    #: The row group, and the row in it, after the last item that was yielded.
     _next: tuple[int, int] = state((0, 0), saved=False)
     #: How many items nobody looks at: their row groups are not read.
     _unwanted: int = state(0, saved=False)

@@ -76,7 +76,7 @@ class HoldsStream(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """The items of one stream, going on from `place` (None: from its start).
+        """The items of one stream, resuming from `place` (None: from its start).
 
         An iterator written in C, if there is one, saves a Python frame per item.
         """
@@ -150,6 +150,6 @@ class HoldsStream(IterDataPipe[T_co]):
         return {"pair": pair, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on in the saved pair."""
+        """Makes the next iteration continue in the saved pair."""
         self._load_declared({})
         self._held, self._place = state_dict["pair"], state_dict["place"]

@@ -1,6 +1,6 @@
 """Pipes that put lines together: ParagraphAggregator.
 
-Runs in whichever process iterates the pipeline. It owns the lines of the paragraph that is not complete.
+Runs in the process that iterates the pipeline. It owns the lines of the paragraph that is not complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
         joiner: a function from the list of a paragraph's lines to the paragraph; by default they are joined by `\n`.
 
     Raises:
-        TypeError: `joiner` is no function; while iterating, an item is no pair.
+        TypeError: `joiner` is not a function; while iterating, an item is no pair.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -134,7 +134,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
 
     Raises:
         ValueError: `hash_type` is another one.
-        TypeError: `hash_dict` is no mapping; while iterating, data or stream hold no bytes.
+        TypeError: `hash_dict` is not a mapping; while iterating, data or stream hold no bytes.
         RuntimeError: while iterating, the hash is another one, or none is given for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 

@@ -1,6 +1,6 @@
 """Pipes over the names of sharded files: ShardExpander.
 
-Runs in whichever process iterates the pipeline and reads no file. It holds the name that it is expanding.
+Runs in the process that iterates the pipeline and reads no file. It holds the name that it is expanding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
         source_datapipe: the pipe to read, of names.
 
     Raises:
-        TypeError: while iterating, an item is no string.
+        TypeError: while iterating, an item is not a string.
         ValueError: while iterating, a range is not of a smaller and a larger number, or written with zeros in front of
             the smaller one only.
 

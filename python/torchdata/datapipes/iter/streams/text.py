@@ -174,7 +174,7 @@ class _Text(HoldsStream[Any]):
         return self.source_datapipe
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """The lines behind `skip_lines`, or behind the place, stripped and decoded by functions in C."""
+        """The lines after `skip_lines`, or after the place, stripped and decoded by functions in C."""
         self._start = _position(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # The bare file object: wrappers iterate at the price of one more frame a line.
@@ -212,7 +212,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
-        """How many lines behind `_start` and `_lines_before` the items yielded so far took."""
+        """How many lines after `_start` and `_lines_before` the items yielded so far took."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -281,7 +281,7 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base of the CSV pipes: a reader of Python's `csv` per stream, and errors that name the line."""
+    """The base of the CSV pipes: a reader of Python `csv` per stream, and errors that name the line."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]

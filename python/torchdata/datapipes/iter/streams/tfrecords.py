@@ -54,9 +54,9 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             must be decompressed before.
         spec: which features are wanted, and how: a dict from name to a pair of shape and dtype. The shape is a tuple in
             which one length may be -1, or None for the values as they lie in the record; the dtype one of NumPy's or
-            torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps
-            of a feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read.
-            A name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
+            torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps of a
+            feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read. A
+            name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
         length: the number of records, if `len` is to give it; -1: `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
             can be read without.
@@ -64,8 +64,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             protocol buffer can have, 2 GiB. The values of a record may take sixty times its length as objects.
 
     Raises:
-        TypeError: `spec` is no dict of pairs, or `length` or `max_length` no integer; while iterating, a stream is one
-            of text.
+        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` no integer; while iterating, a stream is
+            one of text.
         ValueError: a shape or dtype in `spec` is none, or `max_length` is less than 1.
         RuntimeError: while iterating, a record is damaged or too long, lacks a feature of `spec` or does not fit it;
             the message names path, record (from 0) and byte.
@@ -147,7 +147,7 @@ def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
     """A copy of `spec`, with tuples as shapes.
 
     Raises:
-        TypeError: it is no dict from str to pairs.
+        TypeError: it is not a dict from str to pairs.
         ValueError: a shape or a dtype is none.
     """
     if not isinstance(spec, Mapping):
@@ -179,7 +179,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """`dtype` as one of torch's or, if that is not loaded, of NumPy's; None for bytes, and if it is None."""
+    """`dtype` as one of torch or, if that is not loaded, of NumPy; None for bytes, and if it is None."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np

@@ -33,7 +33,7 @@ class PinMemory(_PrefetchBase[T_co]):
         pin_memory_fn: called with each item and the device; returns the pinned item.
 
     Raises:
-        TypeError: `pin_memory_fn` is no function.
+        TypeError: `pin_memory_fn` is not a function.
         RuntimeError: while iterating, there is no CUDA device (unless `pin_memory_fn` is one of your own).
         ValueError: while iterating, `device` is no CUDA device (with the same exception).
 

@@ -43,7 +43,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether it gives further items behind an exception; see `_pipe/skipping.py`.
+    #: Whether it gives further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -68,7 +68,7 @@ class _Results(Iterator[Any]):
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
-        """Submits items until so many tasks are under way, or the source ends or fails."""
+        """Submits items until this many tasks are under way, or the source ends or fails."""
         pool = self._pool
         while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
@@ -106,7 +106,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results come in the source's order.
 
     Worth it if the function waits (for files, a network) or works without the GIL. An exception that it raises
-    comes in the place of its result; the results after it can still be read. The source is read by the thread that
+    comes in place of its result; the results after it can still be read. The source is read by the thread that
     iterates this pipe.
 
     A state holds the results that are ready, and the items of which there is no result yet. Saving it waits for calls
@@ -125,7 +125,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
             `initializer` and `initargs`.
 
     Raises:
-        TypeError: `fn` is no function, a number is no integer, or `threadpool_kwargs` has an unknown argument.
+        TypeError: `fn` is not a function, a number is not an integer, or `threadpool_kwargs` has an unknown argument.
         ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are wrong as for `map`.
 
     Example:
@@ -241,7 +241,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # whose functions would go on to draw random numbers
+        self._close_pool()  # whose functions would continue to draw random numbers
         super()._load_lasting_state(lasting)
 
 

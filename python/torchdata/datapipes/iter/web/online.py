@@ -77,7 +77,7 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
 
 @functional_datapipe("read_from_http")
 class HttpReader(_UrlReader):
-    """Opens files behind HTTP URLs: yields pairs of URL and binary stream.
+    """Opens files after HTTP URLs: yields pairs of URL and binary stream.
 
     A stream reads from the network as it is read, and forward only. Redirects are followed, and compressed transfer is
     undone (the server is asked not to compress). A body that is shorter than the server announced is an error. A
@@ -100,7 +100,7 @@ class HttpReader(_UrlReader):
 
     Raises:
         ModuleNotFoundError: `requests` is not installed.
-        TypeError: an option is unknown to `requests`, or `timeout` is no number.
+        TypeError: an option is unknown to `requests`, or `timeout` is not a number.
         ValueError: `timeout` is not positive, or `max_retries` negative; while iterating, an item is no HTTP URL.
         requests.RequestException: while iterating, a server cannot be reached, is silent, or answers by an error.
         urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or falls silent.
@@ -174,7 +174,7 @@ class GDriveReader(_DriveReader):
 
 @functional_datapipe("read_from_remote")
 class OnlineReader(_DriveReader):
-    """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
+    """Opens files after URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
 
     Args:
         source_datapipe: yields URLs.

@@ -1,4 +1,4 @@
-"""Files behind HTTP URLs as streams: reading them, and opening them again where they were left.
+"""Files after HTTP URLs as streams: reading them, and opening them again where they were left.
 
 Role: the streams of HttpReader, GDriveReader and OnlineReader. They live in the process that reads them. A stream owns
 the response that it reads from, and outlives the iteration that made it. Its recipe asks for the rest of the file alone
@@ -159,7 +159,7 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of a file behind a URL. Asks for it on the first read, unless it was given a response."""
+    """The bytes of a file after a URL. Asks for it on the first read, unless it was given a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
@@ -284,7 +284,7 @@ def _twin(error: Exception) -> Exception:
 
 
 class HttpStream(io.BufferedReader):
-    """A binary stream of a file behind a URL, as the pipes over HTTP yield it.
+    """A binary stream of a file after a URL, as the pipes over HTTP yield it.
 
     It reads forward. `seekable()` is False, so that archive readers take it for a stream; `seek` still moves forward,
     and before the first read it makes the server begin there. If the connection breaks, the rest of the file is asked
