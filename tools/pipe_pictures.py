@@ -203,7 +203,7 @@ class _Drawing:
         return top + height + 6
 
     def arrow(self, y: float, code: str) -> None:
-        """Draws an arrow downwards, and the code beside it."""
+        """Draws an arrow downwards, and the code next to it."""
         path = f"M12 {y - 13:.1f}v22m-5 -6l5 6l5 -6"
         self._add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".7" stroke-width="1.5"/>', 18)
         self.text(28, y, code)

@@ -77,12 +77,12 @@ STARTS = re.compile(
 
 
 def is_alone(path: Path) -> bool:
-    """Whether none of the file's tests is to run beside other ones."""
+    """Whether none of the file's tests is to run next to other ones."""
     return path.stem.startswith(ALONE)
 
 
 def may_run_alone(path: Path) -> bool:
-    """Whether the file may have tests that are not to run beside other ones."""
+    """Whether the file may have tests that are not to run next to other ones."""
     return is_alone(path) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
@@ -97,7 +97,7 @@ def is_unit(path: Path) -> bool:
 
 
 def may_run_beside(path: Path) -> bool:
-    """Whether the file may have tests that run beside other ones."""
+    """Whether the file may have tests that run next to other ones."""
     return not is_alone(path) and not is_of_ray(path)
 
 
@@ -119,7 +119,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that do not run beside other ones, and tests that start no process."""
+    """Marks tests that do not run next to other ones, and tests that start no process."""
     for item in items:
         if is_alone(item.path):
             item.add_marker("alone")

@@ -362,13 +362,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
+        """Opens files after HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
         self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
+        """Opens files after URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
         as `HttpReader`.
         """
 
@@ -454,14 +454,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
-        which is yielded.
+        """Shuffles with a buffer: each item read replaces a random item of the full buffer, which is
+        yielded.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
-        which is yielded.
+        """Shuffles with a buffer: each item read replaces a random item of the full buffer, which is
+        yielded.
         """
 
     def shuffled_flatmap(

@@ -1,4 +1,4 @@
-"""Ranks that raise, die, hang or are cut off: the others fail within the time-out, with their names."""
+"""Ranks that raise, exit, hang or are cut off: the others fail within the time-out, with their names."""
 
 from __future__ import annotations
 

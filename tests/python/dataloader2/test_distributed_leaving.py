@@ -1,4 +1,4 @@
-"""Ranks that leave their loops, shut down or come to an end: what the others hear of it, and what stays behind."""
+"""Ranks that leave their loops, shut down or come to an end: what the others hear of it, and what stays after."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ GOING = {
     "a break, and then the end": "break",
 }
 
-#: A program of the user's for each rank, whose end is that of its interpreter where it is rank 1.
+#: A program of the user for each rank, whose end is that of its interpreter where it is rank 1.
 GOES = """
 class Reported(Exception):
     pass

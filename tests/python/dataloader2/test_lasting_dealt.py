@@ -165,7 +165,7 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A pipe of a user that works before it returns an iterator: in later epochs for so many seconds."""
+    """A pipe of a user that works before it returns an iterator: in later epochs for this many seconds."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0

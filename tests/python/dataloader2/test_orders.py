@@ -163,7 +163,7 @@ def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked
 
 
 class Counting:
-    """Numbers from an iterator that starts over if it is asked again behind its end."""
+    """Numbers from an iterator that starts over if it is asked again after its end."""
 
     def __init__(self, size: int) -> None:
         self.size = size

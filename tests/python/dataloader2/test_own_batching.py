@@ -90,7 +90,7 @@ def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> N
     ):
         items = list(whole)
         assert loader.skip(count) == min(count, len(items))
-        # Behind the end the next epoch begins.
+        # After the end the next epoch begins.
         assert list(loader) == (items[count:] if count <= len(items) else items)
 
 

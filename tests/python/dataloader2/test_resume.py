@@ -1,4 +1,4 @@
-"""Loaders that go on from a state: any moment, any service, another process, and what is refused."""
+"""Loaders that resume from a state: any moment, any service, another process, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that end in a pipe of torch's go on from any place, before the first item of a later epoch included."""
+"""Graphs that end in a pipe of torch's resume from any place, before the first item of a later epoch included."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user's pipe on torch's base that returns an iterator, and is no generator."""
+    """A user's pipe on torch's base that returns an iterator, and is not a generator."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -180,7 +180,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """The items behind a position; one beyond the last item is behind the epoch's end."""
+    """The items after a position; one beyond the last item is after the epoch's end."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 

@@ -255,7 +255,7 @@ MARK = "what follows is damaged"
 
 
 def damage(generator):
-    """Writes over some bytes behind the mark, in the block of the item that is on its way."""
+    """Writes over some bytes after the mark, in the block of the item that is on its way."""
     maps = Path("/proc/self/maps").read_text()
     for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
         first, size = int(start, 16), int(end, 16) - int(start, 16)

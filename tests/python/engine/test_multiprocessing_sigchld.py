@@ -1,4 +1,4 @@
-"""Programs that ignore SIGCHLD or reap all children: workers run, die and end as always, without an exit code."""
+"""Programs that ignore SIGCHLD or reap all children: workers run, exit and end as always, without an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers behind carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
+"""Workers after carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """The statistics, once so many items of the workers are counted."""
+    """The statistics, once this many items of the workers are counted."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 

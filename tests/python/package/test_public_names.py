@@ -1,7 +1,7 @@
 """The names of torchdata 0.9 and 0.11 are there and take the same arguments; so are private ones that old code uses.
 
 `data/api` holds what those releases have: the names of each public module with their parameters, and, of private names,
-those that public code imports or patches. Parameters of ours beyond them have defaults and stand behind them.
+those that public code imports or patches. Parameters of this package beyond them have defaults and stand after them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams behind a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
+"""Streams after a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Walked(TakesOnce):
 
 
 class ItsOwnIterator(TakesOnce):
-    """Is its own iterator, and goes on in the middle of an epoch that was left."""
+    """Is its own iterator, and continues in the middle of an epoch that was left."""
 
     def __iter__(self) -> Iterator[Any]:
         return self

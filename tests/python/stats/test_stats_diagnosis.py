@@ -39,7 +39,7 @@ def place_of(function):
 
 
 def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
-    """Loads an epoch, with a training step of so many seconds, and gives the verdict.
+    """Loads an epoch, with a training step of this many seconds, and gives the verdict.
 
     `took` is given what each item and each step took in truth, `waits` how long each item was waited for.
     """
@@ -349,7 +349,7 @@ def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
 
 
 class Reading(IterDataPipe):
-    """A source of the user's that takes its time."""
+    """A source of the user that takes its time."""
 
     def __iter__(self):
         return map(slept, range(60))

@@ -47,7 +47,7 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """A last loader that ends in another thread than main leaves its memory to the next one."""
+    """A last loader that ends in another thread than the main process leaves its memory to the next one."""
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:

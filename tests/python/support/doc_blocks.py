@@ -22,7 +22,7 @@ from fresh_processes import python_path, run_program
 
 #: Where the demo lies, of which the tutorial takes parts.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
-#: Printed behind each block; no block prints it.
+#: Printed after each block; no block prints it.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
 #: What stands in a program that imports torch; webdataset does it by itself.

@@ -61,7 +61,8 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Shared memory of ours in /proc: a memfd or, on the portable fallback, a file without a name or with one of ours.
+#: Shared memory of this package in /proc: a memfd or, on the portable fallback, a file without a name or with one of
+#: this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
 #: Names that torch and this library give files in shared memory, with the number of the process.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")

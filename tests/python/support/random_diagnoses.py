@@ -1,6 +1,7 @@
 """Pipelines made at random, each slow for one known reason: how often does `diagnose` name it?
 
-    python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; beside two processes that only compute
+    python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; next to two processes that only
+    compute
 
 A verdict is right if it is of the kind, and names the pipe and the process, that the pipeline was built to have. The
 slow part of each is several times as slow as all the rest, so that a busy machine does not change what is to blame.
@@ -28,8 +29,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: Tiny items: so many that they take longer than the turns that others have on a busy machine. A few are timed, and one
-#: that is timed while the process has no core would stand for all of a short epoch.
+#: Tiny items: this many that they take longer than the turns that others have on a busy machine. A few are timed, and
+#: one that is timed while the process has no core would stand for all of a short epoch.
 TINY = 400_000
 
 
@@ -386,7 +387,7 @@ def judged(case: Case) -> int:
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Lets this process, and those that it starts, use so many cores."""
+    """Lets this process, and those that it starts, use this many cores."""
     before = os.sched_getaffinity(0)
     if count is not None:
         os.sched_setaffinity(0, sorted(before)[:count])
@@ -403,7 +404,7 @@ def compute_for_ever() -> None:
 
 @contextlib.contextmanager
 def load_of(processes: int) -> Iterator[None]:
-    """So many processes that compute beside this one."""
+    """This many processes that compute next to this one."""
     fork = multiprocessing.get_context("fork")
     started = [fork.Process(target=compute_for_ever, daemon=True) for _ in range(processes)]
     for process in started:

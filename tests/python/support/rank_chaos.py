@@ -113,7 +113,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """The program of a process that holds the store and is no rank, as torchrun's agent."""
+    """The program of a process that holds the store and is not a rank, as torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
@@ -240,7 +240,7 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """Goes on as another program in this forked process, which ends by the interpreter's own exit."""
+    """Continues as another program in this forked process, which ends by the interpreter's own exit."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 
@@ -266,7 +266,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # workers see the death of their main, and go
+                time.sleep(2)  # workers see the exit of their main, and go
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -285,7 +285,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim went on."""
+    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim continued."""
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None

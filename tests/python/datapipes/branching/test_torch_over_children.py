@@ -1,4 +1,4 @@
-"""Splits of which pipes of torch's read a child, which can only be replayed, go on from any place like all others."""
+"""Splits of which pipes of torch's read a child, which can only be replayed, resume from any place like all others."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, 
     writer = start(hang)
     wait_for(lambda: results.has("writing"))
     waiter = start(wait)
-    wait_for(lambda: results.has("made b"))  # it goes on with what nobody makes
+    wait_for(lambda: results.has("made b"))  # it continues with what nobody makes
     assert not results.has("made a")
     writer.kill()
     assert finished(waiter) == 0

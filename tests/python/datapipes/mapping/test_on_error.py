@@ -137,7 +137,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
 
 
 class Own(IterDataPipe):
-    """A pipe of a user's that is written as a generator."""
+    """A pipe of a user that is written as a generator."""
 
     def __init__(self, source):
         self.source = source

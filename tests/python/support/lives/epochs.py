@@ -10,7 +10,7 @@ from lives.pipelines import Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
-    """Items of an epoch, and whether an error comes behind them."""
+    """Items of an epoch, and whether an error comes after them."""
 
     fails = False
     #: After how many items it is left.
@@ -47,7 +47,7 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """The items of the next epoch, of which at most so many are read; something else is done behind each."""
+    """The items of the next epoch, of which at most this many are read; something else is done after each."""
     epoch = Epoch()
     try:
         for item in items:

@@ -11,7 +11,7 @@ from pipes_table.row import BadArgument, Row, Source
 from torchdata.datapipes.map import SequenceWrapper
 
 KEEPS_ALL = "it keeps all items"
-#: `test_map_pipes.py` shares them out behind the map pipe.
+#: `test_map_pipes.py` shares them out after the map pipe.
 COUNTED = "its indices are counted before the items of the source are shared out"
 
 

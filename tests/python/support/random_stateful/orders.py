@@ -34,7 +34,7 @@ class PythonShuffled(Sampler[int]):
 
 
 class OwnTorch(PythonShuffled):
-    """A sampler with a generator of torch's as an attribute."""
+    """A sampler with a generator of torch as an attribute."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
