@@ -25,36 +25,36 @@ R = TypeVar("R")
 
 class IterForms(FunctionalForms, Generic[T_co]):
     def add_index(self, index_name: Hashable = "index") -> IterDataPipe[dict[Any, Any]]:
-        """Numbers the items, which are dicts: puts the number of each, from 0, into it."""
+        """Numbers the items, which are dicts: stores the number of each item in it, starting with 0."""
 
     def async_map_batches(
         self, async_fn: Callable[..., Awaitable[Any]], batch_size: int, input_col: Any = None, output_col: Any = None,
         max_concurrency: int = 32, flatten: bool = True,
     ) -> IterDataPipe[Any]:
-        """Applies a coroutine function to the items of a batch at once, and yields the results in the
+        """Applies a coroutine function concurrently to the items of a batch, and yields the results in the
         items' order.
         """
 
     @overload
     def batch(self, batch_size: int, drop_last: bool = False) -> IterDataPipe[DataChunk[T_co]]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     @overload
     def batch(
         self, batch_size: int, drop_last: bool = False, *, wrapper_class: Callable[[list[T_co]], R],
     ) -> IterDataPipe[R]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     @overload
     def batch(self, batch_size: int, drop_last: bool, wrapper_class: Callable[[list[T_co]], R]) -> IterDataPipe[R]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     def bucketbatch(
         self, batch_size: int, drop_last: bool = False, batch_num: int = 100, bucket_num: int = 1,
         sort_key: Callable[[list[T_co]], Sequence[T_co]] | None = None, use_in_batch_shuffle: bool = True,
     ) -> IterDataPipe[DataChunk[T_co]]:
-        """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the
-        batches in random order.
+        """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches
+        in random order.
         """
 
     def check_hash(
@@ -66,15 +66,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than
-        its items.
+        """Converts every batch to arrays, or to tensors if PyTorch is imported, with one more dimension
+        than its items.
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields the items of its inputs one input after another. `a + b` is the same."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
-        """Reads its source again and again."""
+        """Reads its source several times."""
 
     def dataframe(
         self, dataframe_size: int = 1000, dtype: Any = None, dtype_generator: Callable[[], Any] | None = None,
@@ -89,8 +89,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         exif: bool = False, truncated: Literal["error", "keep"] = "error", as_tensor: bool = False,
         input_col: Any = None, output_col: Any = None,
     ) -> torchdata.datapipes.iter.ImageDecoder:
-        """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as
-        `torchdata.images.decode` does it.
+        """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
+        `torchdata.images.decode`.
         """
 
     def decompress(
@@ -107,7 +107,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
 
     def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]:
-        """Takes columns out of every item."""
+        """Removes columns from every item."""
 
     def end_caching(
         self, mode: str = "wb", filepath_fn: Callable[..., Any] | None = None, *, same_filepath_fn: bool = False,
@@ -125,11 +125,11 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+        """Yields the items for which a function returns True. Streams in other items are closed."""
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+        """Yields the items for which a function returns True. Streams in other items are closed."""
 
     @overload
     def flatmap(self, fn: Callable[[T_co], Iterable[R]], input_col: None = None) -> IterDataPipe[R]:
@@ -144,7 +144,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Applies a function to every item and yields the members of its results one after another."""
 
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
-        """Puts the members of columns that hold several into the item itself, one level deep."""
+        """Replaces columns that contain several members by these members, one level deep."""
 
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
@@ -165,13 +165,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Collects items with equal keys into groups and yields each group when it is full."""
 
     def header(self, limit: int | None = 10) -> IterDataPipe[T_co]:
-        """Passes on the first items only."""
+        """Yields only the first items."""
 
     def in_batch_shuffle(self) -> torchdata.datapipes.iter.InBatchShuffler:
-        """Shuffles the members of each batch; the order of the batches stays."""
+        """Shuffles the members of each batch and keeps the order of the batches."""
 
     def in_memory_cache(self, size: float | None = None) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
-        """Remembers its items, so that from the second epoch on what comes before does not run again."""
+        """Stores its items in memory, so that the pipes before it run only in the first epoch."""
 
     def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
@@ -267,7 +267,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, max_token_count: float, len_fn: Callable[[Any], Any] = ..., min_len: float = 0,
         max_len: float | None = None, buffer_size: int = 1000, include_padding: bool = False,
     ) -> IterDataPipe[DataChunk[Any]]:
-        """Makes batches of items of similar length, each with a limited total length."""
+        """Makes batches of items of similar length with a limited total length."""
 
     def mux(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
@@ -288,7 +288,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items at which the pipes before it raise an exception: up to the source, or to the next
+        """Skips items at which the pipes before it raise an exception, up to the source or to the previous
         `on_error`.
         """
 
@@ -313,7 +313,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
         pad_value: float | Mapping[str, float] | None = None, first_value: Mapping[str, float] | None = None,
         columns: Collection[str] | None = None, add: Collection[str] = ..., drop_last: bool = False,
     ) -> IterDataPipe[dict[str, Any]]:
-        """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins."""
+        """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence
+        begins.
+        """
 
     def parse_csv(
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
@@ -408,7 +410,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def rows2columnar(self, column_names: Collection[Hashable] | None = None) -> IterDataPipe[dict[Any, list[Any]]]:
-        """Turns batches of rows into dicts of columns."""
+        """Converts batches of rows to dicts of columns."""
 
     def sample_multiplex(
         self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
@@ -443,33 +445,31 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
 
     def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from
-        the i-th on.
+        """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item,
+        starting with item i.
         """
 
     def sharding_round_robin_dispatch(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Marks all that comes before it as one that must not be replicated."""
+        """Makes all pipes before it run once, in a dispatching process."""
 
     @overload
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: each item read replaces a random item of the full buffer, which is
-        yielded.
+        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
+        is yielded.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: each item read replaces a random item of the full buffer, which is
-        yielded.
+        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
+        is yielded.
         """
 
     def shuffled_flatmap(
         self, fn: Callable[..., Any] | None = None, input_col: Any = None, buffer_size: int = 100,
     ) -> torchdata.datapipes.iter.ShuffledFlatMapper[Any]:
-        """Applies a function to every item and mixes the members of its results: each one yielded is the
-        next of a result chosen at random from a buffer.
-        """
+        """Applies a function to every item and yields the members of several results in random order."""
 
     def slice(self, index: Any, stop: int | None = None, step: int | None = None) -> IterDataPipe[Any]:
         """Keeps some columns of every item."""
@@ -498,12 +498,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def to_node(self, seed: int | None = None) -> BaseNode[T_co]:
-        """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs
+        """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. Needs
         PyTorch.
         """
 
     def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]:
-        """Takes the members out of batches, that is, out of lists."""
+        """Yields the members of batches, which are lists."""
 
     def unzip(
         self, sequence_length: int, buffer_size: int = 1000, columns_to_skip: Sequence[int] | None = None,
@@ -568,7 +568,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Yields the items of a map pipe in random order."""
 
     def to_iter_datapipe(self, indices: Sequence[Any] | None = None) -> IterDataPipe[T_co]:
-        """Yields the items of a MapDataPipe, in the order of its indices or of given ones."""
+        """Yields the items of a MapDataPipe, in the order of its indices or of given indices."""
 
     def unzip(self, sequence_length: int, columns_to_skip: Sequence[int] | None = None) -> list[MapDataPipe[Any]]:
         """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
