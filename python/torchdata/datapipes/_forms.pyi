@@ -60,7 +60,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def check_hash(
         self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
-        """Passes on the files whose hash is the expected one; any other is an error."""
+        """Yields the files whose hash is the expected one. Any other hash is an error."""
 
     def collate(
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
@@ -96,9 +96,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def decompress(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they
-        are.
-        """
+        """Decompresses streams: yields pairs of path and decompressed stream. Paths stay unchanged."""
 
     def demux(
         self, num_instances: int, classifier_fn: Callable[[T_co], int | None], drop_none: bool = False,
@@ -121,7 +119,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def extract(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """An older name of `Decompressor`, which is what this makes."""
+        """The old name of `Decompressor`, which it returns."""
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
@@ -175,7 +173,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
-        ends one.
+        ends a paragraph.
         """
 
     def list_files(
@@ -188,12 +186,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
 
     def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
-        """Yields the URLs of what lies in one or several directories of a file system that fsspec knows."""
+        """Yields the URLs of the files and directories in one or several directories of any file system of
+        fsspec.
+        """
 
     def list_files_by_iopath(
         self, masks: str | list[str] = "", *, pathmgr: Any = None, handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathFileLister:
-        """Yields the paths of what lies in one or several directories that iopath knows."""
+        """Yields the paths of the files and directories in one or several directories, by iopath."""
 
     def list_files_by_s3(
         self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
@@ -239,7 +239,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def load_from_xz(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream."""
+        """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream."""
 
     def load_from_zip(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
@@ -327,19 +327,17 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
         return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
-        """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
+        """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row."""
 
     def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
-        """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main
-        process.
-        """
+        """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process."""
 
     def prefetch(self, buffer_size: int | Literal["auto"] = 10) -> IterDataPipe[T_co]:
-        """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what
-        comes after.
+        """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the
+        work of later pipes.
         """
 
     def random_split(
@@ -364,14 +362,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files after HTTP URLs: yields pairs of URL and binary stream."""
+        """Opens files at HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
         self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files after URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
-        as `HttpReader`.
+        """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as
+        `HttpReader`.
         """
 
     def read_from_stream(self, chunk: int | None = None) -> IterDataPipe[tuple[str, Any]]:
@@ -383,8 +381,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, dataset: Any, columns: list[str] | None = None, *, rows: bool = True, frame_size: int | None = None,
         library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy", dtype: Any = None, writable: bool = False,
     ) -> IterDataPipe[Any]:
-        """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked
-        for at once.
+        """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were
+        requested together.
         """
 
     def readlines(
@@ -405,7 +403,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *handlers: Callable[[str, Any], Any], key_fn: Callable[[str], str] = ...,
         allow_pickle: bool | None = None,
     ) -> torchdata.datapipes.iter.RoutedDecoder:
-        """Decodes files: yields pairs of path and what the first handler that knows the file made of its
+        """Decodes files: yields pairs of path and the result of the first handler that can decode the
         content.
         """
 
@@ -436,7 +434,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def save_to_disk(self, mode: str = "w", filepath_fn: Callable[[Any], Any] | None = None) -> IterDataPipe[str]:
-        """Writes files: yields the path of each when it is complete."""
+        """Writes files: yields the path of each file when it is complete."""
 
     def set_length(self, length: int) -> IterDataPipe[T_co]:
         """Gives a pipeline a length without changing its items."""
@@ -479,7 +477,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, fn: Callable[[T_co], R], input_col: None = None, output_col: None = None, scheduled_tasks: int = 128,
         max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[R]:
-        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        """Applies a function to every item, or to columns of it, in several threads. Results keep the
         source's order.
         """
 
@@ -488,7 +486,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, fn: Callable[..., Any], input_col: Any, output_col: Any = None, scheduled_tasks: int = 128,
         max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[Any]:
-        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        """Applies a function to every item, or to columns of it, in several threads. Results keep the
         source's order.
         """
 
@@ -511,7 +509,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Returns one child per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
-        """Gathers consecutive files with the same name but for the extension into one dict."""
+        """Groups consecutive files whose names differ only in the extension into one dict."""
 
     @overload
     def zip(self) -> IterDataPipe[tuple[T_co]]:

@@ -500,27 +500,27 @@ class _SparseMember(Entry):
 class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
+    leading slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
 
-    Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
-    memory when the archive continues before it is read.
+    Streams that cannot seek are read only forward. If the next member of such an archive, or of a compressed one, is
+    requested before a member was read, this member is kept in memory.
 
-    A saved state continues at the next member. If the archive is not compressed, and its stream can begin anywhere (a
-    file, an object in a store, a URL whose server knows ranges), nothing before that member is read again.
+    A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
+    file, an object in a store, a URL whose server supports ranges), nothing before that member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
-        mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
-        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form an archive may become, as far as it is read or
-            skipped, if that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
+        mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
+        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, if it
+            exceeds 1 GiB; also for a sparse member. 100 by default; None for no limit.
 
     Raises:
-        ValueError: the mode is another one, or `max_ratio` is less than 1.
-        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out
-            of the archive's folder, the headers of a member take more than 1 MiB, or the archive becomes too large (a
-            decompression bomb).
+        ValueError: the mode is unknown, or `max_ratio` is less than 1.
+        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out of
+        the archive's folder, the headers of a member take more than 1 MiB, or the archive becomes too large (a
+        decompression bomb).
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister

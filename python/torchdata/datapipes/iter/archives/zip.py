@@ -112,20 +112,20 @@ def _check_places(archive: zipfile.ZipFile) -> None:
 class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
+    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
-            that is opened, if that is more than 1 GiB; None: no limit.
+        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
+            size, if it exceeds 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
         zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
-            wrong, a name leads out of the archive's folder, members overlap, or they are out of proportion (a
-            decompression bomb).
+        wrong, a name leads out of the archive's folder, members overlap, or a member is too large (a decompression
+        bomb).
         RuntimeError: while iterating, a member is encrypted.
 
     Example:

@@ -23,22 +23,22 @@ __all__ = ["HuggingFaceHubReader"]
 class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """Yields the rows of a dataset of the Hugging Face Hub, each a dict from column to value.
 
-    Rows are streamed: nothing is downloaded ahead, and nothing is kept on disk. A saved state holds the place
-    in the dataset, and an iteration resumes from there without reading what lies before. Every worker process yields
-    all rows: divide them by `sharding_filter`.
+    Rows are streamed: nothing is downloaded ahead, and nothing is stored on disk. A saved state contains the position
+    in the dataset, and a resumed run does not read what precedes it. Every worker process yields all rows, so divide
+    them by `sharding_filter`.
 
     Args:
-        dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as
-            `datasets.load_dataset` takes it.
+        dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as for
+            `datasets.load_dataset`.
         **config_kwargs: further arguments of `datasets.load_dataset`, such as `split`, `revision`, `data_files` or
-            `token`. `streaming` is True unless it is given; with False, the dataset is downloaded as a whole and
-            kept in the cache of `datasets`. Without `split` the dataset must have only one.
+            `token`. `streaming` is True by default; with False, the whole dataset is downloaded to the cache of
+            `datasets`. Without `split`, the dataset must have only one split.
 
     Raises:
         ModuleNotFoundError: `datasets` is not installed.
         TypeError: `dataset` is not a string.
-        ValueError: while iterating, the dataset has several splits and none was asked for.
-        Exception: while iterating, whatever `datasets` raises if a dataset cannot be found, reached or read.
+        ValueError: while iterating, the dataset has several splits and `split` is not given.
+        Exception: while iterating, any error of `datasets` if a dataset cannot be found, reached or read.
 
     Example:
         >>> from torchdata.datapipes.iter import HuggingFaceHubReader

@@ -236,13 +236,13 @@ class LineReader(_Text):
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream.
-        strip_newline: whether `\r` and `\n` are taken off both ends of a line.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and line are yielded, or lines alone.
+        skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
+        strip_newline: whether `\r` and `\n` are removed from both ends of a line; True by default.
+        decode: whether lines of bytes are decoded; False by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and line are yielded (the default), or only lines.
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
@@ -333,18 +333,18 @@ class CSVParser(_CSV):
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and row are yielded, or rows alone.
-        as_tuple: whether rows are tuples.
+        skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
+        decode: whether lines of bytes are decoded; True by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
+        as_tuple: whether rows are tuples; False by default.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
-        TypeError: `csv` does not know an option.
+        TypeError: `csv` does not accept an option.
         csv.Error: while iterating, a row is malformed; the message names path and line.
 
     Example:
@@ -379,21 +379,21 @@ class CSVParser(_CSV):
 
 @functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
-    """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys.
+    """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row.
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream, before the row of field names.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and row are yielded, or rows alone.
+        skip_lines: number of lines that are skipped at the start of each stream, before the field names; 0 by default.
+        decode: whether lines of bytes are decoded; True by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
-        TypeError: `csv` does not know an option.
+        TypeError: `csv` does not accept an option.
         csv.Error: while iterating, a row is malformed; the message names path and line.
 
     Example:

@@ -381,12 +381,12 @@ def stop_reading(datapipe: Any) -> None:
 
 @functional_datapipe("prefetch")
 class Prefetcher(_PrefetchBase[T_co]):
-    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what comes after.
+    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
-        buffer_size: most items that are held ready. "auto" begins with 2, and takes more if the source takes so
-            different times that one waits for it, as far as memory permits.
+        source_datapipe: the pipe to read. It runs in the thread, with all pipes that it reads from.
+        buffer_size: maximum number of buffered items, 10 by default. "auto" starts with 2, and increases the number if
+            the time per item varies, as far as memory permits.
 
     Raises:
         TypeError: `buffer_size` is not an integer.

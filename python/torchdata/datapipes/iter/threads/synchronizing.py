@@ -252,29 +252,28 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    A rank that raises or exits makes the others fail within the time-out, with an error that names it; so does one that
-    shuts its loader down, or ends, in the middle of an epoch. One that leaves its loop for the next epoch ends the
-    loops of all as soon as it begins that epoch; until then they wait. `DistributedReadingService` appends the pipe by
-    itself. It reads one item ahead, and stays in the main process when there are workers. Put pipes that read ahead in
-    a thread (`prefetch`, `pin_memory`) before it: after it they wait for other ranks' items even to be paused, as
-    `limit()` and saving a state do.
+    If a rank raises, exits, or shuts its loader down within an epoch, the other ranks raise an error that names it,
+    within the timeout. If a rank leaves its loop for the next epoch, the loops of all ranks end as soon as it begins
+    that epoch. `DistributedReadingService` appends this pipe automatically. It reads one item ahead, and stays in the
+    main process if there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`) before it. After
+    it, they would wait for other ranks even to be paused, as `limit()` and saving a state do.
 
     Args:
         datapipe: the pipe to read, which every rank has.
-        timeout: seconds that one rank waits for the others at each item.
-        process_group: the ranks to keep in step with: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or
-            an object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None: all
-            ranks of `torch.distributed`. Those of torch talk through connections of the pipe's own that are opened at
-            the first iteration, on all these ranks.
+        timeout: seconds for which a rank waits for the others at each item, 1,800 by default.
+        process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
+            default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
+            first iteration on all these ranks.
 
     Raises:
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
-        TypeError: `process_group` lacks one of its members.
-        RuntimeError: while iterating, `torch.distributed` is missing or not initialized, or another rank raised or
-            went in the middle of the epoch.
-        RanksLostError: while iterating, another rank is gone. It is a `ConnectionError` and a `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not come along. It is a `TimeoutError` and a
+        TypeError: `process_group` lacks one of these attributes.
+        RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
+            an error or left in the middle of the epoch.
+        RanksLostError: while iterating, another rank has exited. It is a `ConnectionError` and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not take part in time. It is a `TimeoutError` and a
             `RuntimeError`.
 
     Example:
