@@ -71,7 +71,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields the items of its inputs one input after another. `a + b` is the same."""
+        """Yields the items of its inputs, one input after another. `a + b` is the same."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
         """Reads its source several times."""
@@ -111,7 +111,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, mode: str = "wb", filepath_fn: Callable[..., Any] | None = None, *, same_filepath_fn: bool = False,
         skip_read: bool = False, timeout: float = 300,
     ) -> torchdata.datapipes.iter.EndOnDiskCacheHolder:
-        """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
+        """Ends the section that `on_disk_cache` began: writes files and yields the paths of all files."""
 
     def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]:
         """Numbers the items: yields `(number, item)`."""
@@ -147,7 +147,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
     ) -> list[IterDataPipe[T_co]]:
-        """Gives a pipe several readers: returns a list of children that each yield all items."""
+        """Lets several pipes read one pipe: returns a list of children that each yield all items."""
 
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
@@ -275,14 +275,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields one item of each input in turn, passing over inputs that have ended, until all have."""
+        """Yields one item of each input in turn, and skips inputs that have ended, until all have ended."""
 
     def on_disk_cache(
         self, filepath_fn: Callable[..., Any] | None = None, hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256", extra_check_fn: Callable[[str], bool] | None = None, *,
         folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
-        """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
+        """Begins a section of the pipeline whose results are stored in files; `end_caching` ends the
+        section.
+        """
 
     def on_error(
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
@@ -395,7 +397,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields every item several times before the next one. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
-        """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the
+        """Distributes the items in turn: returns a list of children, of which child `i` of `n` yields the
         items `i`, `i + n`, `i + 2n` and so on.
         """
 
@@ -491,8 +493,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def to_map_datapipe(self, key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None) -> MapDataPipe[Any]:
-        """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from
-        then on.
+        """Reads an iterable pipe into a dict when the first item is requested, and provides its items by
+        their keys.
         """
 
     def to_node(self, seed: int | None = None) -> BaseNode[T_co]:
@@ -537,30 +539,30 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
         merge_fn: Callable[[Any, Any], Any] | None = None, keep_key: bool = False,
     ) -> IterDataPipe[Any]:
-        """Joins each item with the item that a map pipe has under its key."""
+        """Joins each item with the item of a map pipe that has the same key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(
         self, batch_size: int, drop_last: bool = False, wrapper_class: type[DataChunk[Any]] = ...,
     ) -> MapDataPipe[DataChunk[T_co]]:
-        """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on."""
+        """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes end to end: the indices of each begin where those of the one before end."""
+        """Joins pipes end to end: the indices of each pipe begin where those of the previous one end."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
-        """Keeps every item that was asked for, so that what comes before runs once per item."""
+        """Stores every requested item, so that the pipes before it run once per item."""
 
     @overload
     def map(self) -> MapDataPipe[T_co]:
-        """Applies a function to each item when it is asked for."""
+        """Applies a function to each item when the item is requested."""
 
     @overload
     def map(self, fn: Callable[[T_co], R]) -> MapDataPipe[R]:
-        """Applies a function to each item when it is asked for."""
+        """Applies a function to each item when the item is requested."""
 
     def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
-        """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
+        """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch."""
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""
@@ -569,16 +571,16 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Yields the items of a MapDataPipe, in the order of its indices or of given indices."""
 
     def unzip(self, sequence_length: int, columns_to_skip: Sequence[int] | None = None) -> list[MapDataPipe[Any]]:
-        """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
+        """Splits a pipe of sequences: returns a list of pipes, one for each column."""
 
     @overload
     def zip(self) -> MapDataPipe[tuple[T_co]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""
 
     @overload
     def zip(self, other: MapDataPipe[R], /) -> MapDataPipe[tuple[T_co, R]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""
 
     @overload
     def zip(self, *datapipes: Any) -> MapDataPipe[tuple[Any, ...]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""

@@ -169,22 +169,22 @@ def _check_seed(seed: Any) -> None:
 class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child for each group.
 
-    Each child reads the whole source, so only one can be read at a time. The split is a function of the seed and the
-    order of the source: if the source yields its items in the same order every time, each item belongs to one group,
-    the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` after the
-    split, not before it. `child.override_seed(seed)` chooses another split, for all children.
+    Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
+    on the order of the source. If this order is the same every time, each item belongs to the same group in every epoch
+    and process, and to the same group as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
+    `child.override_seed(seed)` chooses another split for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. They need not sum up to the number of items; if they do
-            and are integers, the children have lengths.
-        seed: seeds the split. None: a seed that is drawn once.
+        weights: the sizes of the groups by their names. If they are integers whose sum is the number of items, the
+            children have lengths.
+        seed: the seed of the split; None for a random seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
-        target: the name of the only group to return; None returns the list of all.
+        target: the name of the only group to return; None (the default) returns the list of all groups.
 
     Raises:
-        TypeError: `weights` is not a dict of numbers, `seed` seeds nothing, or `total_length` is not given and the
-            source doesn't know its length.
+        TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
+            the source has no length.
         ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
             more items than `total_length`.
         KeyError: `weights` has no group `target`.
