@@ -1,7 +1,7 @@
 """Draws what a pipe does, as SVG: items in, items out.
 
 Role: evaluates the samples of `pipe_groups.py` in a folder of files made for them, and draws each. An output has the
-colour of the item that it was made of. Fills are translucent and text has the colour of the page, so a picture can be
+color of the item that it was made of. Fills are translucent and text has the color of the page, so a picture can be
 read on light and on dark ground.
 """
 
