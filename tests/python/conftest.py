@@ -28,7 +28,7 @@ settings.register_profile("project", settings.get_profile("random"), derandomize
 settings.load_profile("project")
 
 
-#: Modules whose tests start processes that share the machine, kill them, or look at what they leave behind.
+#: Modules whose tests start processes that need the whole machine, kill processes, or check for leftovers.
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
@@ -70,7 +70,7 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Names that stand in files whose tests start processes. All other files are of unit tests.
+#: Names that files contain if their tests start processes. All other files are of unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )

@@ -39,7 +39,7 @@ pytestmark = [
 
 #: Pipelines for all backends but that which has all.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
-#: Items in which somebody exits.
+#: Items at which a process exits.
 LONG = 900
 #: For what three nodes of Ray show as well as one, which has the order, and states and exits where nothing is dealt.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
@@ -63,7 +63,7 @@ def backend(request: pytest.FixtureRequest) -> Spawned:
 
 @pytest.fixture(autouse=True)
 def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
-    """Looks for what is left; a cluster has processes of its own."""
+    """Checks for leftovers, except for the cluster's own processes."""
     if not backend.is_slow:
         request.getfixturevalue("hosts_have_ended")
 

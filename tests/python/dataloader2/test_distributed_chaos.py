@@ -1,7 +1,7 @@
 """Ranks that are killed, stopped or hang at any moment, rank 0 and with it the job's store included.
 
-Each job is one of `rank_chaos.py`, whose rules it keeps: all other ranks fail in time, with an error that names the one
-that failed, or have all items; their processes end by themselves soon after and leave nothing after.
+Each job is one of `rank_chaos.py` and follows its rules: all other ranks raise in time an error that names the failed
+rank, or receive all items. Their processes exit soon after and leave nothing behind.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user's pipe, of which nobody knows whether it divides its items."""
+    """A user's pipe, which may or may not divide its items."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
@@ -69,7 +69,7 @@ class MyIterable:
 
 
 class Foreign:
-    """A class that looks like a pipe of another library, of which the linter knows nothing."""
+    """A class that looks like a pipe of an unknown library."""
 
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
@@ -82,7 +82,7 @@ def key(item: Any) -> Any:
     return item
 
 
-#: Graphs, and the kinds of what is found in each; those of which the service warns end with "!".
+#: Graphs and the kinds of their findings. Kinds that cause a warning of the service end with "!".
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),

@@ -1,4 +1,4 @@
-"""Workers that read a source in different orders, which would lose items: told by samples of what they read."""
+"""Workers that read a source in different orders, which would lose items, are detected by samples of the items."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "
 
 @pytest.fixture(autouse=True, scope="module")
 def machines() -> Iterator[Any]:
-    """A cluster of three nodes, of which the first one takes no worker."""
+    """A cluster of three nodes whose first node runs no worker."""
     with nodes(NODES, **PROMPT) as found:
         yield found
 
@@ -110,7 +110,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         for number, item in enumerate(loader):
             yield item
             if number == 100:
-                # Until main has heard of what it has made, a worker counts as one that starts, which may take a minute.
+                # Until its first item has arrived, a worker counts as starting, which may take a minute.
                 wait_for(lambda: loader.stats().workers[0].items)
                 deaf.append(about(loader)[0])
                 os.kill(deaf[0].host, signal.SIGSTOP)

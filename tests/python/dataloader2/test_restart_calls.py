@@ -24,7 +24,7 @@ FEW = {"worker_prefetch_cnt": 3, "main_prefetch_cnt": 4}
 
 
 class Boxed:
-    """An item whose bytes are not compared when it is made again: a wrong one would pass."""
+    """An item whose bytes are not compared when it is recomputed, so a wrong item would not be noticed."""
 
     def __init__(self, value):
         self.value = value

@@ -1,4 +1,4 @@
-"""The process that forks others in the places of those that exit: killed, stopped, out of room."""
+"""The process that forks replacements is killed, stopped, or has no room for a process."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ GRAPHS = {
     "not at the end, below a function that makes several items": lambda: Filter(shuffled(), is_odd).flatmap(up_to),
     "one that returns an iterator": lambda: Mapping(Declared(shuffled().map(drawn))),
 }
-#: Torch tells neither when the one begins nor when the other ends.
+#: Torch reports neither the beginning of an iteration nor its end.
 NEED_ITERATE = ("one that returns an iterator", "over random functions that leave items out")
 SERVICES = {
     "none": lambda: None,

@@ -1,4 +1,4 @@
-"""The check for what tests leave in shared memory: it sees what is theirs, and nothing of other programs."""
+"""The check for leftovers in shared memory finds those of tests, and ignores other programs."""
 
 from __future__ import annotations
 

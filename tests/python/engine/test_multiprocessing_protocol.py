@@ -1,6 +1,6 @@
 """Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, exits.
 
-Every test here stood still, lost items or blamed nobody before the protocol was written down.
+Every test here once hung, lost items or named no process, before the protocol was defined.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def statistics() -> LoaderStats:
 
 
 def measured(**worker: Any) -> LoaderStats:
-    """Those statistics, with what is said of each worker."""
+    """These statistics, with the description of each worker."""
     stats = statistics()
     far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [

@@ -163,7 +163,7 @@ def test_private_members_that_old_code_uses_are_there(place: str) -> None:
 
 
 def takes(*names: Any, **options: Any) -> list[Parameter]:
-    """Parameters of a function, by what is given in their place."""
+    """Parameters of a function, by the values that replace them."""
     given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
 

@@ -1,4 +1,4 @@
-"""Thirty secrets, planted wherever a user may put one, stand in nothing that anybody is shown."""
+"""Thirty secrets, in all places where a user may put one, appear in no output."""
 
 from __future__ import annotations
 

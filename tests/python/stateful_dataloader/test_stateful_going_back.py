@@ -190,7 +190,7 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream in an order of its own, whose `state_dict` needs arguments."""
+    """A stream with its own order, whose `state_dict` needs arguments."""
 
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length

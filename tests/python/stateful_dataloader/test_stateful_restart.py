@@ -46,7 +46,7 @@ class Drawn(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream whose shares differ in length, with a place and draws."""
+    """A stream with a state and random numbers, whose shares have different lengths."""
 
     place = epoch = 0
 

@@ -77,7 +77,7 @@ class TakesAlways(TakesOnce):
 
 
 class Walked(TakesOnce):
-    """A stream whose iterator knows its place as well."""
+    """A stream whose iterator also has a state."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self.share())

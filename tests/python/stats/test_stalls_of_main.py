@@ -63,7 +63,7 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Whether a warning has all the words in those of its stacks, and not the other ones."""
+    """Whether the stacks of a warning contain all of the words and none of the others."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 

@@ -178,7 +178,7 @@ def test_one_slow_worker():
 
 
 def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
-    """On a busy machine all stand still now and then; the others are ahead nevertheless."""
+    """On a busy machine, all workers pause at times, but the others are ahead nevertheless."""
     with loader(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow)) as dl:
         list(dl)
         stats = dl.stats()

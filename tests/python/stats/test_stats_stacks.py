@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """A board whose first page says how this process answers, and what it says."""
+    """A board whose first page describes how this process answers, and its answers."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)

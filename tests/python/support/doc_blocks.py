@@ -39,7 +39,7 @@ class Block:
 
     Args:
         line: where it begins, from 1.
-        language: what stands behind the fence.
+        language: the word after the fence.
         code: its lines.
         comment: the HTML comment directly above it.
     """

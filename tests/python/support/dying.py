@@ -1,4 +1,4 @@
-"""A function whose process exits at some items, in a module of its own: processes that import it need nothing else."""
+"""A function whose process exits at some items. It has its own module, so processes import nothing else."""
 
 from __future__ import annotations
 

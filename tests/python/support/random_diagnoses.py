@@ -29,8 +29,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: Tiny items: this many that they take longer than the turns that others have on a busy machine. A few are timed, and
-#: one that is timed while the process has no core would stand for all of a short epoch.
+#: Tiny items: this many that they take longer than the turns that others have on a busy machine. Only some items are
+#: timed. If the process has no core at this time, one of them would represent a whole short epoch.
 TINY = 400_000
 
 
@@ -207,7 +207,7 @@ class Maker:
         return self.times(case)
 
     def slow_on_both_sides(self) -> Case:
-        """Of which each worker does the one for all items, the other for its own."""
+        """Each worker does the first work for all items, and the second one only for its own."""
         workers, seconds = self.workers(), self.seconds()
         if self.random.random() < 0.5:
             pipe = self.source(40).map(partial(slow, seconds=seconds)).sharding_filter()

@@ -82,7 +82,7 @@ class Plan:
         if dice.random() < 0.3:  # one, as it takes its time
             self.patience, self.places[dice.choice(list(self.places))] = OF_LOOPS, ("loop", 1)
         if any(way == "stop" for way, _ in self.places.values()):
-            # It is woken to tell where it stands, and may have come to the next place when it is killed.
+            # It is woken to report its stack, and may have reached the next position when it is killed.
             self.places = {place: (way, 1) for place, (way, _) in self.places.items()}
         self.cadence: tuple[float, float] | None = None
 

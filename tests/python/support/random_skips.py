@@ -2,8 +2,9 @@
 
     python -m drivers skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
 
-A seed stands for a pipeline: whole, or in workers, of which some exit and are replaced, with a part of it in the
-dispatching process or in main. It is read as a whole, and up to a random item and from the state there on; the items,
+A seed represents a pipeline in one process or in workers. Some workers exit and are replaced, and parts of the pipeline
+may run in the dispatching process or in the main process. It is read as a whole, and up to a random item and from the
+state there on; the items,
 their order and the counts must be those of the model.
 """
 

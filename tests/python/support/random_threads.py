@@ -2,8 +2,8 @@
 
 `python -m drivers threads --seconds 60 --seed 1`.
 
-The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. And a loop over it that
-ends without an error has come to the end of the epoch: all its items were given, unless somebody has paused the loader.
+The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. If a loop ends without an
+error, all items of the epoch were delivered, unless the loader was paused.
 Next to these nothing hangs, no process is left, and errors are RuntimeErrors.
 """
 

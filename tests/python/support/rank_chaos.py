@@ -1,4 +1,4 @@
-"""Faults of ranks at random moments: what the others hear of it, after how long, and what is left behind.
+"""Faults of ranks at random moments: the errors of the other ranks, their delay, and leftovers.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
@@ -309,7 +309,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # Not as the others end: CPython before 3.14 aborts where a thread comes back from torch at that time.
+            # This rank ends differently, because CPython before 3.14 aborts if a thread returns from torch at that
+            # time.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

@@ -313,7 +313,7 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Takes one path of a pipeline, and the others when it is told to."""
+    """Reads one path of a pipeline, and the remaining paths on request."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))

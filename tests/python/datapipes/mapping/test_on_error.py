@@ -262,7 +262,7 @@ def raises_by(item):
 
 
 class Ä(Exception):
-    """An exception whose name is no ASCII, and long: it is cut."""
+    """An exception with a long name outside ASCII, which is truncated."""
 
 
 Ä.__name__ = "Ä" * 40

@@ -318,7 +318,7 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream that neither tells nor seeks, and gives few bytes at a time; a copy resumes from where it stands."""
+    """A stream without `tell` and `seek` that returns few bytes at a time. A copy continues at the same position."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

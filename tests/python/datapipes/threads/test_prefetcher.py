@@ -38,7 +38,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Counting(IterDataPipe[int]):
-    """Yields 0, 1, … and keeps count of what was taken; raises KeyError in place of item `fail_at`."""
+    """Yields 0, 1, … and counts the requested items; raises KeyError instead of item `fail_at`."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Seconds within which an exit is reported and an interrupt is obeyed. The machine may be busy with other things.
 NOTICED = 3.0
-#: The same for a child that ends by itself nobody knows when, and for the end of a loader of which one stands still.
+#: The same for a child that exits at an unknown moment, and for the shutdown of a loader with a stopped child.
 LATE = 15.0
 
 
@@ -176,7 +176,7 @@ def _read_epoch(
 
 
 def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float) -> None:
-    """Whether main was told what it had to be told, and in time."""
+    """Whether the main process received the expected error in time."""
     blow = run.life.blow
     assert blow is not None
     what = f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if these items do not follow on those before: any of the rest, if items come in any order.
+        """Raises `Differs` if these items do not follow the previous ones, in any order if the loader is unordered.
 
         Args:
             before: the items before; None for one that was passed over.

@@ -29,7 +29,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 LASTING = {"summed", "cache"}
 #: Seconds after which a process hangs.
 HANGS_AFTER = 0.8
-#: Who is hit, and by what, with how often that is drawn. "SIGSTOP" stands still for good, "halt" continues again.
+#: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,

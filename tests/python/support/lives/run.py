@@ -1,4 +1,4 @@
-"""Carries out a life: reads a loader, and those that take its place, while things happen."""
+"""Runs a life: reads a loader and its replacements while events happen."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def busy(how: str) -> Iterator[None]:
 
 
 class Run:
-    """A loader that lives, and those that take its place."""
+    """A loader and its replacements."""
 
     def __init__(self, life: Life, expected: list[Epoch]) -> None:
         self.life, self.expected = life, expected
@@ -217,7 +217,7 @@ class Run:
 
         Args:
             between: whether no epoch is under way.
-            reads_on: whether this one may be read before that, so that the other resumes from an older place.
+            reads_on: whether this loader may be read before that, so that the other one resumes from an older position.
         """
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2

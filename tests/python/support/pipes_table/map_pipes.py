@@ -1,4 +1,4 @@
-"""Pipes that are read by index, over a map of the source's items by their places, and read again in turn."""
+"""Map pipes over the source's items by their positions, which are read in order again."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def check(
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # Before a later epoch begins, the graph stands at the end of the one before: that is what it continues with.
+    # Before a later epoch begins, the graph is at the end of the previous epoch, and continues from there.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()

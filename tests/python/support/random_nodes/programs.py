@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-#: Epochs that are compared after the epoch in which places are saved.
+#: Number of epochs that are compared after the epoch in which states are saved.
 BEHIND = 3
 
 
@@ -26,7 +26,7 @@ class Program:
     common: bool = False
     in_order: bool = True
     bare: bool = False
-    #: The epoch in which a place is saved at each item.
+    #: The epoch in which a state is saved at each item.
     stop_epoch: int = 0
     #: Epochs that are left early, and after how many items.
     breaks: dict[int, int] = field(default_factory=dict)

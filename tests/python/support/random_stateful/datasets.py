@@ -131,7 +131,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """Its samples are drawn from a generator of its own, of which it keeps no state."""
+    """Its samples are drawn from its own generator, which is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -349,14 +349,14 @@ class Walk:
 
 
 class IteratorAlone(Iterable):
-    """A stream whose iterator alone knows its place."""
+    """A stream of which only the iterator has a state."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
 
 
 class _Steps:
-    """An iterator that does not tell its place."""
+    """An iterator without a state."""
 
     def __init__(self, stream: Iterable) -> None:
         self.stream, self.place = stream, 0
@@ -380,7 +380,7 @@ class PlainSteps(Iterable):
 
 
 class IteratorAndEpochs(Iterable):
-    """A stream whose iterator knows its place, and which itself counts the epochs."""
+    """A stream that counts epochs and whose iterator has a state."""
 
     epoch = 0
 
@@ -392,7 +392,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The iterator is made anew after this, and counts once more.
+        # The iterator is created again after this, and counts again.
         self.epoch = state["epoch"] - 1
 
 
