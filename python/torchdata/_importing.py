@@ -118,8 +118,9 @@ def call_when_imported(who: str, calls: Calls) -> None:
     _finder.install_or_leave()
 
 
-#: Held by whoever imports by `import_whole`, and by whoever forks: the child would inherit the module half done, and
-#: with it the lock of its import, whose holder it lacks. It would wait for ever where it needs the module.
+#: Held by a thread that imports by `import_whole`, and by a thread that forks. Otherwise the child would inherit an
+#: incomplete module, with an import lock that no thread of the child releases. It would wait for ever where it needs
+#: the module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,

@@ -81,7 +81,7 @@ def start(thread: threading.Thread) -> None:
     """Starts the thread.
 
     Raises:
-        RuntimeError: the system has no more threads to give; the message says what to do.
+        RuntimeError: the system cannot start another thread; the message says what to do.
     """
     try:
         thread.start()
@@ -104,7 +104,7 @@ class Work(Protocol):
 #: Work whose threads end with the interpreter, by identity; some of it is gone. No WeakSet, which calls Python code
 #: when work exits: what Ctrl-C raises there is lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: Entries at which those of work that is gone are thrown away.
+#: Number of entries at which entries of finished work are removed.
 _full = 64
 
 

@@ -15,7 +15,7 @@ from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ra
 
 __all__ = ["MpiGroup"]
 
-#: Tags of the messages by which a rank that waits long says which operation it is at, and one that gives up says why.
+#: Tags of the messages in which a waiting rank names its operation, and in which a failed rank gives the reason.
 _ARRIVAL, _LAST_WORDS = 1, 2
 
 #: Most bytes of last words, few enough to be sent to ranks that never come to read them.
@@ -97,7 +97,7 @@ class MpiGroup(UncopyableGroup):
             raise
 
     def _timed_out(self) -> PrefetchTimeoutError:
-        # Others that wait, too, tell so after a while; one that comes meanwhile, too late, is the one who did not come.
+        # Other waiting ranks report that they wait. A rank that arrives after the timeout is the late one.
         before = missing = self._missing()
         until = time.monotonic() + 2 * LONG
         while missing and time.monotonic() < until:

@@ -1,7 +1,7 @@
 """The state of a loader: taking it at any moment, and resuming from one.
 
-Role: owned by the loader. The layout of states is that of `state.layout`, places inside an epoch are those of
-`_position`. States are taken in whichever thread asks, and loaded in the one that uses the loader.
+Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
+States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
-    """Warns where continuing at a place takes seconds, because items have to be made again: which, and how long."""
+    """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     if place is None:
         return
     found = list(_again(place))

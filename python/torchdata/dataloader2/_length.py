@@ -64,7 +64,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _Counted(DispatchedSource):
-    """Stands for a part of the graph that runs elsewhere: knows how many items come from there."""
+    """Represents a part of the graph in other processes, with its number of items."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
+"""State of a pipe graph: the position of every pipe, and how to set a new graph to the same position.
 
 Role: composes what the pipes say of themselves into the state of a graph. Runs in the process and thread that iterates
 the graph, between two items.
@@ -178,7 +178,7 @@ class _Saving:
     # -- which passes belong together ------------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Ids of the pipes whose passes somebody continues reading.
+        """Ids of the pipes whose passes continue.
 
         Args:
             alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
@@ -245,7 +245,8 @@ class _Saving:
         """Whether nothing less than the end of the graph can be replayed.
 
         That is so if two branches meet below, of which one continues (the children of a fork): they can only be
-        replayed in step. And if functions have drawn random numbers: from which place in the graph nobody knows.
+        replayed in step. It is also true if functions have drawn random numbers, because their position in the graph is
+        not known.
         """
         if is_torchs(self.end):
             return False

@@ -25,7 +25,7 @@ Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 #: Channels of each mode, and the name of the type of its numbers.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: Filters with which the extension gives what Pillow gives, to one level; the others are Pillow's own.
+#: Filters with which the extension returns the same pixels as Pillow, within one level; others are Pillow's.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
@@ -132,9 +132,9 @@ def decode(
         FileNotFoundError, PermissionError: the path cannot be read.
         ModuleNotFoundError: Pillow is not installed.
         PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows; a note names the file.
-        TypeError: `data` is nothing of that, or the crop is no box.
-        ValueError: the content is no intact image (the message names the file), the crop is not within the image, or an
-            argument is none of what it may be.
+        TypeError: `data` has another type, or the crop is not a box.
+        ValueError: the content is not an intact image (the message names the file), the crop is not within the image,
+            or an argument has another value than those above.
 
     Example:
         >>> from torchdata.images import decode

@@ -18,7 +18,8 @@ __all__ = ["Picture", "open_picture"]
 #: Bytes of pixels that a thread keeps room for.
 _KEPT = 64 << 20
 
-#: By mode, simplejpeg's name of the colours, and those of JPEG from which libjpeg makes what Pillow makes. Grey of
+#: By mode, simplejpeg's name of the colors, and the JPEG color spaces from which libjpeg produces the same pixels as
+#: Pillow. Grey of
 #: coloured images is none: Pillow makes it of red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 

@@ -1,4 +1,4 @@
-"""The part of the item codec that needs Python: pickling what has no encoding of its own.
+"""The part of the item codec that needs Python: it pickles objects without an encoding.
 
 Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in whichever process sends or receives.
 """

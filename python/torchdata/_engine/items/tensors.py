@@ -399,7 +399,7 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
-    `span` is where it lies, by which tensors that overlap are found; None if pickling it tells. `what` is (dtype
+    `span` is its memory range, by which overlapping tensors are found; None if pickling determines it. `what` is (dtype
     name, shape, requires_grad, address, bytes, room) if its elements can be copied as they lie, else an object to
     pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
 

@@ -2,8 +2,8 @@
 
 Role: main has another process fork where it cannot itself. It obtains that process in two ways, and asks it in one:
 
-- Start method "fork" copies main as it is, and by the time that a child exits main may have threads that hold locks,
-  and CUDA, of which a forked process can make no use. So main forks one process right after a loader's children, which
+- Start method "fork" copies the main process. When a child exits, the main process may have CUDA, and threads that hold
+locks, which a forked process cannot use. So main forks one process right after a loader's children, which
   has one thread, runs nothing of the user, and inherits what the children run. It ends with the loader.
 - Start method "forkserver" forks every child from one process of the program, which the main process spawns: a fresh
   interpreter that imports the program once. It serves all loaders, and ends with main. multiprocessing's own fork
@@ -46,7 +46,7 @@ from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["Forker", "RemoteChild", "SpawnedChild", "forker_of_program"]
 
-#: Seconds between two looks at whether a reply has come to somebody else, whether a signal waits, and who is gone.
+#: Seconds between two checks for replies to other threads, for signals and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the process that forks others for this one has ended: "

@@ -228,8 +228,8 @@ class MainSignals:
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child take no notice of signals that are sent to all processes, nor of those that the main process
-        handles. A child does this first.
+        """Makes a child ignore signals that are sent to all processes, and those that the main process handles. A child
+        does this first.
 
         The signals are not ignored, but have a handler that does nothing: programs that the child starts would inherit
         that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what the

@@ -133,8 +133,8 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 class ChildProcess(ABC):
     """One child, even if other code reaps it.
 
-    A program that ignores SIGCHLD, or whose handler reaps all children, takes exit codes away. The kernel's answer that
-    there is no such child tells then that it has ended.
+    A program that ignores SIGCHLD, or whose handler reaps all children, takes exit codes away. If the kernel then
+    answers that the child does not exist, it has ended.
 
     Args:
         name: what the child is called in messages.
@@ -159,7 +159,7 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
         self.is_orphan = False
-        #: How it has ended in the words of somebody who knows better than an exit code tells.
+        #: A better description of its end than the exit code, from another source.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: What holds multiprocessing's pipes to it, where the system has no descriptors of processes.

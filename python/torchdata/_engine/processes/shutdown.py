@@ -52,7 +52,7 @@ class Shutdown:
         self.has_begun = False
         #: Whether nothing is left to do.
         self.is_over = False
-        #: Forks others in the places of those that exit; ends when they have.
+        #: Forks replacements of children that exit; ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
         #: Called before the children are asked to stop, so that those that wait for the main process obey.

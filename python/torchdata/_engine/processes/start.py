@@ -30,7 +30,9 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """The start method of a context, also of a user's own: the kind of its processes tells, whatever its name is."""
+    """The start method of a context, which may be the user's own. The class of its processes determines it, not its
+    name.
+    """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method

@@ -1,4 +1,4 @@
-"""Ray, as the engine uses it: it places hosts, starts them, watches them and carries what they are told and say.
+"""The use of Ray: it places, starts and watches hosts, and carries their messages.
 
 Role: runs in main. `Cluster` replaces multiprocessing's context in a group. It is the one module that reaches
 for Ray, which is imported when a cluster is made.
@@ -191,7 +191,7 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Whether an error of an actor's call says that there is no host any more."""
+        """Whether an error of an actor's call means that the host is gone."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """The dispatching process next to workers on other machines: a spawned process of main's machine.
 
-Role: runs in main. Its program is pickled as those of the workers are, with all that the user's program defines, which
-it does not import: there need be no guard in that, and pipes in it are those of main.
+Role: runs in main. Its program is pickled like that of the workers, including all definitions of the user's program,
+which it does not import. The program therefore needs no guard, and its pipes are those of the main process.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ process, so that user code has a main thread and a lock of its own, and can take
 carries what goes over these links to the main process and back, undecoded. It has nothing of the user, and ends its
 worker with itself.
 
-Two threads of the actor's work on each lane: one takes what the main process tells (`tell`), one gives what the worker
-has sent (`pull`). The main process keeps some pulls waiting. All are numbered, as who calls an actor's threads is not
+Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
+worker has sent (`pull`). The main process keeps some pulls waiting. All are numbered, as who calls an actor's threads
+is not
 promised their order. There is a lane for commands and items, and another one for what the dispatching process sends
 from main's machine.
 """
@@ -40,7 +41,7 @@ from torchdata._observe.stats.counting import PIPES
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
-#: Seconds after which a pull returns though there is nothing: each side hears that the other one lives.
+#: Seconds after which a pull returns without content, so that each side knows that the other one is alive.
 PULSE = 1.0
 #: Seconds after which a host that hears nothing from the main process ends itself: Ray should have done so.
 DEAF = 600.0
@@ -52,7 +53,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: Bytes that wait for room at the worker, from which on the main process is to hold others back.
 FULL = 8 << 20
-#: The worker's bell and page, and those that stand for the dispatching process, which is in main's machine.
+#: The worker's bell and page, and those that represent the dispatching process on the machine of the main process.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -291,7 +292,7 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: By lane: a link of what the worker sends, and one of what is sent to it. Nothing is sent back of what is
+        #: By lane: a link for units from the worker, and one for units to it. Nothing is sent back of what is
         #: dispatched, but words.
         self._links = [(data, control)]
         dispatched = None
@@ -351,7 +352,7 @@ class Host:
 
         Args:
             lane: 0 for commands and what the worker sends, 1 for what is dispatched to it.
-            told: what the main process tells.
+            told: the message of the main process.
         """
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)

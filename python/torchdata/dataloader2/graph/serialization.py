@@ -213,7 +213,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Says which attribute of which pipe (or of the service) does not stand the attempt."""
+    """Names the attribute of a pipe, or of the service, that cannot be pickled."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -303,7 +303,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Lets `choose` decide for every source of the pipe what stands in its place.
+    """Replaces every source of the pipe by the result of `choose`.
 
     Goes through the attributes alone in which the bounded search finds a pipe to exchange.
     """

@@ -1,4 +1,4 @@
-"""The generator of 0.9 by its name, over the one that took its place. Its numbers are other ones than there.
+"""The generator of 0.9 by its name, based on the present generator. Its numbers are other ones than there.
 
 Role: for code that made its seeds by `PhiloxEngine` itself. Runs wherever that code runs; nothing here uses it.
 """

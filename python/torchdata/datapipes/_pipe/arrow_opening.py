@@ -1,6 +1,6 @@
 """From whatever holds a table to the source of its parts: `arrow_source`.
 
-Role: tells the libraries of tables apart, and opens those that are given by a path. Runs in the process that builds the
+Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
 pipe; no library is imported before one of its tables is at hand.
 """
 

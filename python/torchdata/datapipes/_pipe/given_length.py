@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe whose user may say how many items it has. Stands before the pipe's other bases."""
+    """A pipe whose length the user may set. Stands before the pipe's other bases."""
 
     def _set_length(self, length: int) -> None:
         """Checks what the user says, and keeps it.

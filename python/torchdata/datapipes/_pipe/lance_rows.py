@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["LanceRows", "lance_dataset"]
 
-#: Rows of a part if nobody said how many.
+#: Rows of a part by default.
 PART_ROWS = 1024
 
 #: Handles that a parent process has opened. Dropped here, they would ask for threads that are the parent's.

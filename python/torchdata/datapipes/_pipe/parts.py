@@ -18,7 +18,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types that can be sliced, and whose iterators know how many items they have left.
+#: Types that can be sliced, and whose iterators report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types whose members lie in memory, too, but must be listed to be sliced.
@@ -112,7 +112,7 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Parts that continue where those of the state stood. The state can be used again."""
+        """Parts that resume at the position of the state. The state can be used again."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

@@ -1,6 +1,6 @@
 """Seeds for random pipes that were given none, and a course of the global generators of one's own.
 
-Role: one place that decides which global generator seeds come from. Runs in the process that iterates the
+Role: decides which global generator provides seeds. Runs in the process that iterates the
 pipe, at the start of an iteration.
 """
 

@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Where the pipes are whose `__iter__` resumes from what their class lists, whatever was raised.
+#: Modules whose pipes have an `__iter__` that resumes from the declared state after any exception.
 _OURS = "torchdata.datapipes."
 
 
@@ -30,7 +30,7 @@ class Renewal(Iterator[Iterator[Any]]):
     Args:
         datapipe: the pipe.
         function: its own `__iter__`.
-        sources: the pipes whose progress tells whether it would raise at the same item again.
+        sources: the pipes whose progress shows whether it would raise at the same item again.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The first iterator, with what comes in its place; itself if it outlives exceptions, or never raises any."""
+        """The first iterator with its replacements, or only itself if it survives exceptions or never raises any."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -118,7 +118,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """The running iterator of a pipe whose reader was made anew and continues with it; None if it is to begin."""
+    """The running iterator of a pipe whose reader was recreated and continues with it; None if the pipe must begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 

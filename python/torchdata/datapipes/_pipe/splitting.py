@@ -1,7 +1,7 @@
 """Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. After a filter that divides among
-workers each would yield a part, of which the filter takes a part again, and the rest would be lost. So while one of
+Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Before a filter that divides among
+workers, such an iterable would yield a part, of which the filter would keep only a part. So while one of
 them is asked for an item, torch says in that thread that it is the only worker. Runs in workers, ours and torch's. The
 answer of torch is an object of this package there; everybody else reads the truth in it.
 """
@@ -31,7 +31,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """How many iterators are being asked, in this thread, to which the worker is not told."""
+    """The number of iterators that currently run in this thread and must not see the worker."""
 
     value = 0
 
@@ -83,7 +83,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """The iterator that a function makes, both of which are not told which worker they are in."""
+    """The iterator that a function creates. Neither of them sees the worker."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # in a worker of torch's own

@@ -96,7 +96,7 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Lets go of an item one of whose parts has raised."""
+        """Drops an item one of whose parts has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:

@@ -47,7 +47,7 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: The errors of decoders, next to those that say so, for content that lies.
+#: Errors that decoders raise for malicious content, in addition to their documented errors.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
@@ -267,7 +267,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """The handlers, of which `basichandlers` is told about pickles."""
+        """The handlers; `basichandlers` receives the permission for pickles."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

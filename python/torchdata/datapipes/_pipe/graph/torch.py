@@ -68,7 +68,7 @@ class Counterpart:
         Args:
             name: the name.
             method: the form or method.
-            before: the one of this package whose place it takes.
+            before: the class of this package that it replaces.
         """
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method

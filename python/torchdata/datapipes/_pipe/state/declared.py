@@ -125,7 +125,7 @@ class State:
     def check(self, value: Any) -> None:
         """Looks whether a value in a state is of the type with which an iteration begins; an integer is a count.
 
-        Nothing is known of an attribute that begins with None, with a tuple, or with what a function of its own makes.
+        Nothing is known about an attribute whose first value is None, a tuple, or the result of a function.
 
         Raises:
             TypeError: it is of another type.

@@ -48,7 +48,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
-    """Says how a graph stands whose pass begins now.
+    """Describes the state of a graph whose pass begins now.
 
     Args:
         graph: the graph.
@@ -141,7 +141,7 @@ def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Notes how the graph stands below a pipe of torch's whose next pass begins now."""
+    """Records the positions of the sources of a torch pipe whose next pass begins now."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -149,7 +149,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """The same for a pass of which torch tells when its pipe is asked for the first item."""
+    """The same for a pass that torch reports when its pipe is asked for the first item."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # noted already
@@ -186,7 +186,7 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """The error of a pipe of torch's whose pass cannot be made again, because nobody noticed its beginning."""
+    """The error for a pipe of torch whose pass cannot be repeated, because its beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
         f"unnoticed: it is a pipe of torch's whose __iter__ is no generator function. {_BEGIN_BY_ITERATE}"
@@ -194,7 +194,7 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """The error of a pipe of torch's of which nobody knows whether its pass ends or the next one begins."""
+    """The error for a pipe of torch whose pass may have ended or may continue."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
         f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
@@ -400,7 +400,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # A pipe of torch that is iterated always starts with a reset; one that is read by index has no place.
+        # An iterable pipe of torch always starts with a reset, and a map pipe of torch has no position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -468,7 +468,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = {"type": name_of(pipe), "how": "begin"}
         return
     if record.loaded is not None and "left" in record.loaded:
-        # It was loaded as it stood when a pass began that was to be made again, and its next pass begins after that.
+        # It was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded["left"])

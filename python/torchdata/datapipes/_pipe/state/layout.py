@@ -1,7 +1,7 @@
 """The layout of graph states, and the checks that something is one.
 
-Role: pure functions over plain data. A state may be damaged, or made by somebody who means harm: its numbers are
-believed by those who count, so each is checked before anything is done with it. The pipe itself checks its own part,
+Role: pure functions over plain data. A state may be damaged or malicious. The code that counts trusts its numbers, so
+each number is checked before it is used. The pipe itself checks its own part,
 under `state`.
 """
 

@@ -62,7 +62,7 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """A state of its own, equal to the one of which `to_plain` made this.
+    """A new state, equal to the one that was given to `to_plain`.
 
     Raises:
         ValueError: it cannot be unpickled here, or is damaged.
@@ -127,7 +127,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """An atom, or a tuple of nothing else, at any depth: a member that may stand at two places without being one."""
+    """An atom, or a nested tuple of atoms: a member that may appear twice without being the same object."""
     kind = type(value)
     if kind in _ATOMS:
         return value

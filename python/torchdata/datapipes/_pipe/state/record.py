@@ -144,7 +144,7 @@ def record_of(datapipe: Any) -> Record:
 
 
 def passed(datapipe: Any) -> int:
-    """How many items a pass has yielded, or skipped because they raised: where it stands in what it reads."""
+    """The number of items that a pass has yielded or skipped, which is its position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped

@@ -95,7 +95,7 @@ def seekable(stream: Any) -> bool:
 
 
 def position(stream: Any) -> int | None:
-    """Where the stream stands, or None if it cannot tell."""
+    """The position of the stream, or None if it is not known."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -341,7 +341,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
 
 class IndexedArchive(Archive):
-    """An archive whose members stand in a directory, which is read as a whole."""
+    """An archive with a directory of its members, which is read as a whole."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         super().__init__(path, source, start)

@@ -82,7 +82,7 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """The format of a file by its suffix, whatever its case; None if that tells nothing."""
+    """The format of a file by its suffix, in lower or upper case; None if the suffix is unknown."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR

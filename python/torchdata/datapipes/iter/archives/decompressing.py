@@ -73,7 +73,7 @@ class _Frame:
     """A decompressor of `zstandard` with the methods of those of Python's modules.
 
     Args:
-        decompressor: what decompresses one frame, and has no limit of what it gives.
+        decompressor: an object that decompresses one frame, without a limit of its output.
     """
 
     def __init__(self, decompressor: Any) -> None:

@@ -27,7 +27,7 @@ class Forwards:
         next_piece: the stream's bytes.
         rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot, and only what was read
             last can be read once more.
-        start: the offset at which the stream stands.
+        start: the present offset of the stream.
     """
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:

@@ -337,7 +337,7 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The place in the stream of the header after the last member; None if there is no such place."""
+        """The offset of the header after the last member; None if there is none."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
@@ -370,7 +370,7 @@ class _TarArchive(Archive):
         return name_item(told, path_in(folder_of(self.path), name))
 
     def open_entry(self, offset: int) -> Any:
-        """Opens the sparse member whose header stands at `offset`."""
+        """Opens the sparse member whose header is at `offset`."""
         tar: Any = self.tar
         place = tar.offset, tar.firstmember
         try:
@@ -581,7 +581,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Lets a member that somebody still holds, unread, live on without its archive."""
+    """Makes an unread member that is still referenced independent of its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

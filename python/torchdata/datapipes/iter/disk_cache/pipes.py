@@ -175,7 +175,7 @@ def _look(path: str) -> os.stat_result | None:
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
     """Whether the file has the checksum that `hash_dict` names for its path; False if it names none.
 
-    Name and parameters are those of 0.9: tests of users put functions of their own in its place.
+    Name and parameters are those of 0.9, because tests of users replace it.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()

@@ -297,7 +297,9 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """The pipes in between begin anew, because something is to be made after they were told of nothing more."""
+        """The pipes in between start again, because another file must be computed after they were told that there are
+        no more items.
+        """
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:

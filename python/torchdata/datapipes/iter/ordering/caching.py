@@ -55,7 +55,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Items of an epoch that come before those of the cache.
+    #: Number of items of an epoch before those of the cache.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

@@ -60,7 +60,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     #: The rest of the results that are mixed; without shuffling, of the one that is unfolded.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The place in the buffer from which the next member is taken while the buffer is full.
+    #: The index in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
     #: The result that was asked for a member last.
     _asked: Parts | None = state(items=True, saved=False)
@@ -175,7 +175,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         """The remaining results in the buffer, the item that waits, the generator, and seeds as for `shuffle`."""
         left = self._restored
         if left is None:
-            # Results without members left keep their places, of which random numbers are drawn.
+            # Results without remaining members stay in the buffer, because random indices are drawn for the whole
+            # buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """How the names that a listing of `root`, which is `path` in its file system, gives become URLs like the root."""
     links = root.split("::")
-    # The first link with a path of its own is the one that was listed; caches before it have none.
+    # The first link with a path is the one that was listed; caches before it have no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])

@@ -100,7 +100,7 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """The names after the one of which `last` tells number and name, numbered; all if `last` is None.
+    """The numbered names after the one in `last`, a number and a name; all names if `last` is None.
 
     A listing in which the names before have moved is resumed after the last name.
 

@@ -92,7 +92,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
         follow: whether it may be a link.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file; a named pipe holds up nobody.
+        OSError: it cannot be opened, or is not a regular file; a named pipe does not block.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
@@ -103,7 +103,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing, in place of whatever is there: a killed writer's, or a link that somebody planted.
+    """Opens a new file for writing, and replaces an existing one, such as that of a killed writer or a malicious link.
 
     Raises:
         OSError: the file cannot be made.
@@ -119,7 +119,7 @@ def create_anew(path: str, mode: str = "wb") -> Any:
 def write_file(
     path: str, data: Any, mode: str, *, alone: bool, expected: str | None = None, hash_type: str = "sha256"
 ) -> None:
-    """Puts `data` at `path`, whole or not at all, in place of what was there.
+    """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
         path: where to; its folder is made.

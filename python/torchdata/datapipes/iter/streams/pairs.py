@@ -83,7 +83,7 @@ class HoldsStream(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """A stand-in for `stream` and the place in it, as of the last item yielded."""
+        """A stand-in for `stream` and the position in it after the last yielded item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -107,13 +107,13 @@ class HoldsStream(IterDataPipe[T_co]):
         """The items of one pair, from a place on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
+        # A new tuple, by which a replaced iterator notices that the pipe holds another pair now.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # A stream that the collector has closed has no place any more.
+            # A stream that the collector has closed has no position.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -145,7 +145,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """The pair that is being read, with a stand-in for its stream, and the place in it."""
+        """The pair that is being read, with a stand-in for its stream, and the position in it."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 

@@ -1,7 +1,7 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The place in
-a file is an offset if the stream can tell it. Text files cannot while they are iterated: they are read in units of
+Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The position
+in a file is an offset if the stream reports it. Text files cannot while they are iterated: they are read in units of
 whole lines, and the place is the offset of a unit and a number of lines, which a restored pipe skips.
 """
 
@@ -71,7 +71,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """The lines of bytes whose ends can be told only when they are decoded."""
+    """The lines of bytes whose ends are known only after decoding."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -206,7 +206,7 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """The mark of its encoding with which the text of a file may begin, and which is no part of it."""
+        """The byte order mark with which a file may begin, and which does not belong to its text."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""

@@ -134,7 +134,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # A stream that stands in for itself stands behind what was read ahead.
+        # A stream that is its own stand-in is positioned after the bytes that were read ahead.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

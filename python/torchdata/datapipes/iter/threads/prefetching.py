@@ -90,7 +90,7 @@ class _PrefetchData(ReadAhead):
         """Lets the thread end after the item that it is at; only the first call tells why.
 
         Args:
-            for_good: whether nobody will continue, rather than begin anew.
+            for_good: whether the iteration cannot continue, but only start again.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -300,7 +300,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def resume(self) -> None:
-        """Continues reading ahead, unless somebody else has it stand still, too."""
+        """Continues to read ahead, unless another caller has paused the pipe, too."""
         if self._data is not None and not self._data.is_inherited:
             pause, self._data.pause = self._data.pause, None
             if pause is not None:

@@ -52,7 +52,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Seconds for which the items are counted that a rank leaves out.
 _COUNTING = 2.0
 
-#: Seconds that a shutdown waits for the other ranks to hear of it.
+#: Seconds that a shutdown waits until the other ranks have received it.
 _PARTING = 5.0
 
 
@@ -70,7 +70,7 @@ class _StepData(_PrefetchData):
         self.again, self.repeats = max(0, again), max(0, -again)
         #: Held to move an item from `voted_on` to the queue, and to look at both.
         self.lock = threading.Lock()
-        #: The place in the queue of what is voted on, if it has one.
+        #: The slot of the item that is voted on in the queue, if it has one.
         self.slot: int | None = None
         #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
         self.voted_on: Any = _END
@@ -400,7 +400,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration, which the other ranks hear of when they come to the same step."""
+        """Ends the iteration. The other ranks receive this at the same step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:

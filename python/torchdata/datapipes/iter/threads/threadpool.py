@@ -223,7 +223,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Results that are ready, items of which there is no result yet, and the error that comes after them.
+        """Results that are ready, items without a result, and the error after them.
 
         Raises:
             TimeoutError: the function has been busy with one item for `patience` seconds.
