@@ -46,8 +46,8 @@ def hanging(function, dispatched="", items=40, **options):
 
 
 PLACES = ("", "before", "behind")
-#: All ways at all places with fork. Processes that import all anew take long: there each place has a way, and each way
-#: is at one place with one of the two methods; `chaos` draws the others.
+#: All ways at all places with fork. Processes that import everything again start slowly. With these start methods, each
+#: position is tested with one kind of hang; `chaos` draws other combinations.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [
     (way, method, dispatched)

@@ -65,7 +65,7 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """One server of all libraries: most of what each of them imports, the others need as well."""
+    """One server for all libraries, because they share most of their imports."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes

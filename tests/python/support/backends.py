@@ -89,7 +89,7 @@ class OnRay(Spawned):
 
 #: By name; Ray's last, as a cluster stays for all tests of a file.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: Those without the one of which others show most: processes after carriers, and Ray wherever its nodes are.
+#: Backends without the one that others cover: processes behind carriers, and Ray on any nodes.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 

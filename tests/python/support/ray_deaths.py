@@ -54,7 +54,7 @@ EVENTS = {
     "worker": 8, "actor": 8, "dispatcher": 4, "stop worker": 1, "stop actor": 1,
     "raylet": 2, "node": 1, "stop raylet": 1, "leave": 1, "state": 3, "call": 3,
 }  # fmt: skip
-#: Those of them in which nobody exits.
+#: Plans without an exit.
 GENTLE = {"state", "call"}
 
 
@@ -69,7 +69,7 @@ class Plan:
         workers: how many there are.
         options: of the service.
         in_order: whether items come in turn.
-        events: at which item of which epoch what happens.
+        events: the events by epoch and item.
         cadence: how often snapshots are taken; None as usual.
     """
 

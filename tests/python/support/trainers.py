@@ -326,7 +326,7 @@ def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nemo_rl(run: Training) -> None:
-    """Saves each state in a file of its own, and logs where the dataset stands."""
+    """Saves each state in a separate file, and logs the position of the dataset."""
     seed_everything()
     loader = StatefulDataLoader(Stream(), batch_size=2, drop_last=True, **run.options())
     if run.resumes:

@@ -20,7 +20,7 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
-    - tensors of one shape in a Ray Dataset: one array, of which each row is a tensor;
+    - tensors of one shape in a Ray Dataset: one array whose rows are tensors;
     - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From whatever holds a table to the source of its parts: `arrow_source`.
+"""Finds the source of the parts of any table: `arrow_source`.
 
 Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
 pipe; no library is imported before one of its tables is at hand.

@@ -1,6 +1,6 @@
 """The blocks of a Ray Dataset that has been materialized: `RayBlocks`.
 
-Role: a source of `ArrowParts`, of which a part is a block. Blocks stay in Ray's object store, on whichever machine they
+Role: a source of `ArrowParts` whose parts are blocks. Blocks stay in Ray's object store, on whichever machine they
 lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read. A forked
 process cannot, because Ray uses threads, which a fork does not copy. ray is imported where a source is made or read.
 """

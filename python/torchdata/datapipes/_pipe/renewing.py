@@ -1,8 +1,9 @@
-"""Iterators of this package's pipes that are made anew after an exception that is skipped.
+"""Recreates iterators of this package's pipes after a skipped exception.
 
 Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
-as it does from a loaded one. So a pass of which exceptions are skipped has a chain of iterators of the same pipe: each
-continues where the one before it has raised, over the iterators of the sources that are there. Used by `skipping`, in
+as it does from a loaded one. A pass whose exceptions are skipped therefore has a chain of iterators of the same pipe.
+Each continues where the previous one has raised, and reads the existing iterators of the sources. Used by `skipping`,
+in
 the process that iterates the pipe. The chain owns the renewal, and that the sources' iterators.
 """
 
@@ -49,7 +50,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: By pipe that is read: its iterator; and those that the next iterator of this one is still to continue with.
+        #: The iterators of the pipes that are read, and those with which the next iterator of this pipe must continue.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: How many items the pipe and its sources had yielded when the last one raised.
@@ -89,7 +90,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """The iterator of a source with which to continue; None if the source is to begin."""
+        """The existing iterator of a source; None if the source must begin."""
         return self._again.pop(id(source), None)
 
 
@@ -97,7 +98,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
     """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot continue after one.
 
     Args:
-        datapipe: the pipe, whose pass is to begin.
+        datapipe: the pipe whose pass begins.
         function: its own `__iter__`.
     """
     record, kind = record_of(datapipe), type(datapipe)
@@ -124,7 +125,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Notes the iterator of a pipe that has begun, for a reader that may be made anew."""
+    """Records the iterator of a pipe that has begun, for a reader that may be recreated."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -2,7 +2,8 @@
 
 Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Before a filter that divides among
 workers, such an iterable would yield a part, of which the filter would keep only a part. So while one of
-them is asked for an item, torch says in that thread that it is the only worker. Runs in workers, ours and torch's. The
+them is asked for an item, torch says in that thread that it is the only worker. Runs in workers of this package and of
+torch. The
 answer of torch is an object of this package there; everybody else reads the truth in it.
 """
 
@@ -23,7 +24,7 @@ _WORKER = "torch.utils.data._utils.worker"
 #: Where the bases of our pipes are.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never ask.
+#: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that a filter reads and that might ask.
@@ -57,7 +58,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Whether it is known of a pipe that it does not ask for the worker by itself; functions of users do not count."""
+    """Whether a pipe certainly does not call `get_worker_info` itself; functions of users do not count."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

@@ -1,5 +1,6 @@
-"""What ends a life: a process exits, stands still or is interrupted, nobody replaces it, and the main process has to
-know soon."""
+"""The end of a life: a process exits, is stopped or interrupted, and is not replaced. The main process must notice it
+soon.
+"""
 
 from __future__ import annotations
 

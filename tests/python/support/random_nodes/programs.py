@@ -1,4 +1,4 @@
-"""The acts of a random program on its graph: which epochs it leaves early, and in which its places are saved."""
+"""The actions of a random program: the epochs that it leaves early, and those in which it saves states."""
 
 from __future__ import annotations
 

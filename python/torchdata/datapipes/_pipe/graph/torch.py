@@ -84,7 +84,7 @@ class Counterpart:
         """The attribute that a user put on torch's base, bound to `datapipe`.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: the name does not exist.
         """
         found = _MISSING if self.base is None or name.startswith("_") else vars(self.base).get(name, _MISSING)
         if found is _MISSING:
@@ -109,8 +109,8 @@ class Counterpart:
 #: The functions to call when torch is imported, in order.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Classes of pipes, the bases among them, that torchdata 0.9 had from torch and that are two now: ours by torch's, and
-#: torch's by ours.
+#: Pipe classes, including the bases, that torchdata 0.9 took from torch and that exist twice now: this package's
+#: classes by torch's, and torch's by this package's.
 _twins: dict[Any, Any] = {}
 
 
@@ -157,7 +157,7 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Torch's class of pipes for ours, or ours for torch's; None if there is one class alone."""
+    """Torch's pipe class for this package's, or the reverse; None if there is only one class."""
     return _twins.get(cls)
 
 
@@ -170,7 +170,7 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 def _derive(ours: Any, dataset: Any) -> None:
     """Makes `dataset`, a class that takes no virtual subclasses, a base of `ours`: one that has the last word.
 
-    Instances stay what they are, because neither class lays out memory of its own.
+    Instances stay valid, because neither class defines a memory layout.
     """
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
@@ -229,7 +229,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
     """How many items the running (or ended) iteration of a pipe of torch has yielded; None if it has not begun.
 
     Raises:
-        TypeError: the pipe is random, and torch's pipes do not tell the seed that they used.
+        TypeError: the pipe is random, and pipes of torch do not report the seed that they used.
     """
     if hasattr(datapipe, "set_seed"):
         raise TypeError(

@@ -1,7 +1,8 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: functions of users draw from `random`, NumPy and torch, and no pipe knows of it. A saved state of a graph has
-these with it. Runs in the process whose generators they are.
+Role: functions of users draw from `random`, NumPy and torch without the knowledge of a pipe. A saved state of a graph
+has
+these with it. Runs in the process that owns the generators.
 """
 
 from __future__ import annotations

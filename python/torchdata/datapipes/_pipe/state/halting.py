@@ -1,7 +1,8 @@
 """How far threads had read ahead in a pass that is replayed: each goes just as far, and stops there for a moment.
 
-Role: used if a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
-a thread draw ahead of what the reader was given. So the thread is to draw as much with the generators of the replay as
+Role: used if a whole graph draws again what it drew from the global generators. Functions before a pipe that reads in a
+thread draw numbers before the reader receives the items. So the thread is to draw as much with the generators of the
+replay as
 it had when the state was saved, and no item less or more, before the generators are put where they were.
 """
 
@@ -17,10 +18,10 @@ from torchdata._threads import Flag
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
 
-#: Seconds after which a thread that stands looks whether it is waited for.
+#: Seconds after which a halted thread checks whether a reader waits for it.
 _LOOK = 0.02
 
-#: Not set while passes begin whose threads are not to read yet.
+#: Not set while passes begin whose threads must not read yet.
 _may_begin = Flag()
 _may_begin.set()
 
@@ -62,7 +63,7 @@ class Halt:
     """Where a thread stops until it may continue.
 
     Args:
-        number: the pass in which it does, by the count of its pipe.
+        number: the number of the pass, as counted by its pipe.
         ahead: how far it goes.
     """
 
@@ -104,7 +105,7 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Notes, in the thread, that it takes no more."""
+        """Records, in the thread, that it takes no more items."""
         self._reached.set()
 
     def wait(self) -> None:

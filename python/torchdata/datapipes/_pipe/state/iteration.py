@@ -77,7 +77,7 @@ def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
-    """The entry of a pipe of which no pass runs, and the state to put into it, if that has to be copied."""
+    """The entry of a pipe without a running pass, and the state to put into it if the state must be copied."""
     record: Record | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -135,7 +135,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """The iterator; torch does not tell whether it has ended."""
+    """The iterator, because torch does not report whether it has ended."""
     yield from iterator
     record_of(datapipe).ended = True
 
@@ -160,7 +160,7 @@ def _notice_pass(datapipe: Any) -> None:
 
 
 def _tells_beginning(datapipe: Any) -> bool:
-    """Whether torch tells that a pass of its pipe begins before the pipe has begun to iterate its sources."""
+    """Whether torch reports the beginning of a pass before its pipe iterates its sources."""
     return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
 
 
@@ -171,7 +171,7 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """How the graph below a pipe stood when its running pass began, as far as that is known."""
+    """The state of the graph before a pipe when its running pass began, if it is known."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -241,7 +241,7 @@ def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
-    """Makes a pass of a pipe of torch's again, and returns the rest of it."""
+    """Repeats a pass of a pipe of torch, and returns its remaining items."""
     moved = save_generators() if "generators" in entry else None
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -265,7 +265,7 @@ def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
 
 
 def can_reset(kind: type) -> bool:
-    """Whether pipes of the class can begin anew after a state was loaded into them."""
+    """Whether pipes of the class can start again after a state was loaded into them."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
@@ -278,7 +278,7 @@ def seeds_of(record: Record) -> dict[str, Any]:
 
 
 def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
-    """A loaded entry that is saved again, with what was set meanwhile for the pass to come."""
+    """A loaded entry that is saved again, with the settings since then for the next pass."""
     if "left" in loaded:
         loaded = {**loaded, "given": record.given}
     loaded = {**loaded, **seeds_of(record)}
@@ -321,7 +321,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into its sources are for a pass that nobody continues with.
+        # The states that were loaded into its sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
@@ -482,7 +482,7 @@ def _forget(pipe: Any) -> None:
 
 
 def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """The part of a loaded entry that holds for a pass that begins anew."""
+    """The part of a loaded entry that holds for a new pass."""
     kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed", "follows") if key in loaded}
     if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
         lasting = pipe._lasting_state()
@@ -516,7 +516,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Lets a pipe take over what a state says of it."""
+    """Loads the part of a state that belongs to a pipe."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

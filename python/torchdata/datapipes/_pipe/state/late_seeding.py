@@ -32,7 +32,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
     Args:
         seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
-            They replace those of the epoch before; an empty mapping ends the waiting.
+            They replace the seeds of the previous epoch; an empty mapping removes them.
     """
     _awaited.clear()
     _awaited.update(seeds)
@@ -40,7 +40,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """The same for modules of which some are loaded: those are seeded at once."""
+    """The same for several modules. Those that are imported already are seeded at once."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:

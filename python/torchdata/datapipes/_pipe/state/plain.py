@@ -1,7 +1,7 @@
-"""States as plain data: what anybody may load, and next to it, marked, what only pickle can hold.
+"""States as plain data, which is safe to load, with marked parts that need pickle.
 
-Role: turns what a pipe's `state_dict` returned into a value of its own, which nothing that the pipe does later
-changes, and back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
+Role: converts the result of a pipe's `state_dict` to an independent value, which the pipe cannot change later, and
+back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
 these stay what they are. All else, items above all, becomes bytes under one key: of one pipe all together, so that an
 item that waits in two of its queues stays one item. Under `NESTED` these are a pickle that names no class, and loading
 it runs no code. If the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
@@ -27,7 +27,7 @@ NESTED = "__nested__"
 #: The key of a state that is not a dict with names as keys.
 _WHOLE = "__state__"
 
-#: Keys that stand for something else.
+#: Keys that represent another value.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -96,7 +96,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a value of a state, whose dicts and lists the pipe may change. It need not be a tree."""
+    """A copy of a value of a state. The pipe may change its dicts and lists. It need not be a tree."""
     kind = type(value)
     if kind is list:
         return list(value)
