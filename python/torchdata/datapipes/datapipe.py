@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     # Type checkers see the forms as methods, which `make stubs` writes down; what runs finds them in registries.
     class IterForms:
-        """Stands for FunctionalForms, whatever its parameter."""
+        """Represents FunctionalForms with any parameter."""
 
         def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
             return FunctionalForms
@@ -49,7 +49,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Gives a new pipe a token that another pipe knows too, so that the other can end its iteration."""
+    """Gives a new pipe a token that it shares with another pipe, which can then end its iteration."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -143,7 +143,7 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """How many items the pipe's iteration has yielded. An attribute of that name of a user's pipe comes before it."""
+    """How many items the pipe's iteration has yielded. An attribute of that name in a user's pipe has priority."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -389,7 +389,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
             """The number of items. When the package runs, pipes that know none have no such method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … as many as the length says, if it is known; else up to an IndexError."""
+        """Reads the indices 0, 1, … up to the length, if it is known, and otherwise up to an IndexError."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):

@@ -1,9 +1,9 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: each turns pairs of path and compressed stream into pairs of path and stream of what was compressed. They run in
+Role: each converts pairs of path and compressed stream to pairs of path and decompressed stream. They run in
 the process that iterates them, and decompress when and as far as a stream is read. The stream owns the compressed one
-and closes it with itself. It is opened again by the recipe of the compressed one, and goes to its old place by
-decompressing what lies before.
+and closes it with itself. It is opened again by the recipe of the compressed stream, and returns to its position by
+decompressing everything before.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """The same of a file whose name may be a URL, with a query or a fragment after the suffix."""
+    """The same for a name that may be a URL, with a query or a fragment after the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # elsewhere a name may have a question mark in it
         names.reverse()
@@ -98,7 +98,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """How a compressed stream is opened and read: all but the stream itself, or with a stand-in for it."""
+    """The way to open and read a compressed stream, without the stream itself or with a stand-in for it."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -108,11 +108,11 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        """Opens the compressed stream again, and on it the stream of what was compressed."""
+        """Opens the compressed stream again, and on it the decompressed stream."""
         return self.on(copy.deepcopy(self.source))  # who opens it twice gets two streams
 
     def on(self, source: Any) -> Any:
-        """The stream of what was compressed in `source`."""
+        """The decompressed stream of `source`."""
         try:
             if self.kind in _READERS:
                 return io.BufferedReader(_Decompressed(self, source))
@@ -245,7 +245,7 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
         raise NotImplementedError
 
     def _path_of(self, path: str) -> str:
-        """The path of what is compressed in the file at `path`."""
+        """The path of the decompressed file at `path`."""
         return path
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:

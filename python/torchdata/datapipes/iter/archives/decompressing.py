@@ -1,7 +1,7 @@
-"""Decompressing by the modules of Python and others: one stream after the other, until the data end.
+"""Decompresses consecutive streams of a file by the modules of Python and of other libraries.
 
 Role: the file objects between a compressed stream and the pipes that read it. Runs in the process that reads. A reader
-borrows the compressed stream, and owns what it has decompressed and nobody has read yet.
+borrows the compressed stream, and owns decompressed bytes that were not read yet.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Frame:
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more comes of the data that were given."""
+        """Whether all given data was decompressed."""
         return not self._raw and not self._done
 
     @property
@@ -116,9 +116,9 @@ class _Streams:
     """The content of a file of one or several compressed streams, one after the other.
 
     Args:
-        file_obj: the compressed file, from where it stands.
+        file_obj: the compressed file, which is read from its present position.
         new: makes a decompressor of one stream.
-        padding: bytes that may stand after a stream.
+        padding: bytes that may follow a stream.
     """
 
     def __init__(self, file_obj: Any, new: Callable[[], Any], padding: bytes = b"") -> None:
@@ -164,7 +164,7 @@ class _Streams:
         return data
 
     def tell(self) -> int:
-        """How many bytes come before the next one."""
+        """The offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

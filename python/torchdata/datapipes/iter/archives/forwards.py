@@ -1,8 +1,8 @@
 """Reading a stream forwards, by offset, as readers of archives do: `Forwards`.
 
-Role: stands between an archive and a stream that cannot seek, or that is compressed. The archive asks it for bytes by
-offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and owns one piece of
-what it has read, so that small steps back and many small members cost neither a seek nor a call of the stream.
+Role: connects an archive with a stream that cannot seek or that is compressed. The archive asks it for bytes by
+offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and keeps one piece of
+the bytes that it has read. Small steps back and small members therefore need neither a seek nor a call of the stream.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """The bytes of a stream by offset, from where it stands on.
+    """The bytes of a stream by offset, from its present position on.
 
     Args:
         next_piece: the stream's bytes.
-        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot, and only what was read
-            last can be read once more.
+        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot go back, and only the
+            last piece can be read again.
         start: the present offset of the stream.
     """
 

@@ -47,7 +47,7 @@ __all__ = ["TarArchiveLoader", "open_tar"]
 #: Largest member of a compressed or streamed archive that is kept in memory when the archive continues without it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
-#: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
+#: Bytes that are requested at a time from a stream that is read only forward, or from its decompressor.
 AT_ONCE = 64 << 10
 
 #: Bytes of a large member that are read at a time, as the archive may hold fewer than it says.
@@ -65,8 +65,8 @@ MOST_GLOBAL_RECORDS = 1000
 #: The last offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: Bytes before a header at which a stream stands that is resumed there: `tarfile` reads the last one of the member
-#: before it, to see whether the archive reaches so far.
+#: Bytes before a header at which a resumed stream starts: `tarfile` reads the last byte of the previous member, to
+#: check whether the archive is long enough.
 BEFORE = 1
 
 #: Characters of an error of `tarfile` that are repeated: some hold the header.
@@ -149,7 +149,7 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 
 
 class _Header(tarfile.TarInfo):
-    """A header of which damage is an error everywhere; `tarfile` takes it for the end, except at the start.
+    """A header whose damage is an error everywhere. `tarfile` takes damage for the end, except at the start.
 
     One member may have many headers: long names, extended ones, maps of holes. They are read within limits.
     """
@@ -242,8 +242,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive: so it opens one without members, of which the stream is
-        # then exchanged.
+        # `tarfile` reads a header when it opens an archive. It therefore opens an archive without members, whose stream
+        # is then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
@@ -309,7 +309,7 @@ class _TarArchive(Archive):
         self.mode = mode
         self.max_ratio = max_ratio
         self._header = header
-        #: The place in the stream of the archive's offset 0; None if its offsets are none of the stream's.
+        #: The offset of the archive in the stream; None if the archive is compressed.
         self._base: int | None = None
         self._tar: tarfile.TarFile | None = None
 

@@ -93,7 +93,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Sees that each member has bytes of its own: members that share them are many files in the space of one.
+    """Checks that members do not share bytes. Otherwise many files could use the space of one.
 
     Raises:
         zipfile.BadZipFile: one lies before the archive's start, or reaches into the next one or into the directory.
@@ -102,7 +102,7 @@ def _check_places(archive: zipfile.ZipFile) -> None:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The header repeats the name; it may hold more, of which the directory says nothing.
+        # The header repeats the name, and may contain data that is not in the directory.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with what lies behind it")
         end = info.header_offset

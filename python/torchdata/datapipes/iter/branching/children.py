@@ -117,7 +117,9 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Lets go of what waits for children, before a new generation begins. Queues may share items: nothing to do."""
+        """Drops the items that wait for children, before a new generation begins. Queues may share items: nothing to
+        do.
+        """
 
     def length(self, instance: int) -> int:
         """The length of one child."""
@@ -217,7 +219,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Joins the others' generation, or begins the next one."""
+        """Joins the generation of the other children, or begins the next one."""
         self.main_datapipe.join(self)
 
     def __iter__(self) -> Iterator[Any]:

@@ -39,7 +39,7 @@ class _SplitMain(IterDataPipe[Any]):
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The child whose pass it is.
+    #: The child whose pass is running.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)

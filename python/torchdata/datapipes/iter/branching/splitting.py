@@ -173,7 +173,7 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """Main pipe of `demux`: the classifier says whose an item is."""
+    """Main pipe of `demux`: the classifier determines the child of an item."""
 
     name = "demux"
     drawn_as = "Demultiplexer"

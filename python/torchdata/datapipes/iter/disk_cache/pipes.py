@@ -165,7 +165,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """The place of a path, or of the target if a link is at it."""
+    """The path, or the target if the path is a link."""
     try:
         return os.stat(path)
     except OSError:

@@ -23,7 +23,7 @@ __all__ = ["Dropper", "Flattener", "Slicer"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Lengths of items for which the columns to keep are remembered.
+#: Number of item lengths for which the columns to keep are cached.
 _LENGTHS = 256
 
 

@@ -140,7 +140,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
 
 
 class _Decoder:
-    """Decodes one image after another, the next of which has a number."""
+    """Decodes consecutive images, and counts them."""
 
     def __init__(self, request: Request, crop: Any, flip: float, seed: int | None) -> None:
         self.request, self.flip, self.seed, self.number = request, flip, seed, 0

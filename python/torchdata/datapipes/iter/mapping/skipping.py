@@ -87,7 +87,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """Yields nothing: tells what was skipped."""
+        """Yields nothing, and warns about skipped items."""
         skipped = skipping.skipped_of(self)
         is_over = skipping.is_over(self, self.limit, at_the_end=True)
         told = skipping.too_many(self, self.limit) if is_over else None

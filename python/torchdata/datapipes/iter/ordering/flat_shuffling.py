@@ -58,15 +58,15 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The rest of the results that are mixed; without shuffling, of the one that is unfolded.
+    #: The remaining members of the results in the buffer; without shuffling, of the result that is unfolded.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
     #: The result that was asked for a member last.
     _asked: Parts | None = state(items=True, saved=False)
-    #: The item that was read and waits for a place in the buffer.
+    #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: State of results that were loaded, of which the next iteration makes the buffer.
+    #: The loaded state of results, from which the next iteration fills the buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(

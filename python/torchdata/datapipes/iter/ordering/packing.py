@@ -27,7 +27,7 @@ Piece = Any
 #: The column that plain sequences become.
 _TOKENS = "input_ids"
 
-#: The columns that a row can be given next to those of its sequences.
+#: The columns that can be added to a row.
 _ADDED = ("position_ids", "cu_seqlens")
 
 #: The padding of columns whose meaning is known: a label that losses ignore, a token that is not attended to.
@@ -179,7 +179,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """The pieces of a sequence, of which none is longer than a row, or with `"cut"`, than the room in it."""
+        """The pieces of a sequence. A piece is at most as long as a row, or with `"cut"`, as the room in the row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -225,7 +225,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._begun(piece, size)
 
     def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
-        """Takes a row out that has no more room, and is to be yielded."""
+        """Removes a full row, which is yielded."""
         rows = self._rows
         del rows[next(number for number, other in enumerate(rows) if other is row)]
         return 0, row[1]
@@ -288,7 +288,7 @@ class _Lists:
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
-        """A part of a sequence, in memory of its own."""
+        """A copy of a part of a sequence."""
         return values[start:end]
 
     @staticmethod
@@ -298,7 +298,7 @@ class _Lists:
 
     @staticmethod
     def put(values: Any, places: list[int], value: Any) -> None:
-        """Puts a number at some places."""
+        """Stores a number at some indices."""
         for place in places:
             values[place] = value
 

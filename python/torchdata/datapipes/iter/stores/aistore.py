@@ -202,7 +202,7 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
+        """The object as a file at its start. Sends a request only if the object was never opened."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:

@@ -94,12 +94,14 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-#: What file systems tell of a file that another content would have otherwise, the best first.
+#: Metadata of a file that changes with its content, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
 class _FSSpecRecipe:
-    """The recipe of a file that fsspec opens: in the version that was opened first, as far as a file system tells."""
+    """The recipe of a file that fsspec opens, in the version that was opened first, if the file system reports
+    versions.
+    """
 
     # For pickles of an earlier release.
     max_retries = 0

@@ -101,7 +101,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rows yielded, and for streamed datasets the place in their files."""
+        """The number of yielded rows, and for streamed datasets the position in their files."""
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
         place = self._data.state_dict() if _is_streamed(self._data) else None

@@ -69,7 +69,7 @@ class _HasPathManager:
 
         Raises:
             KeyError: another handler supports one of the prefixes, and may not be replaced.
-            TypeError: it is no handler.
+            TypeError: it is not a handler.
         """
         from iopath.common.file_io import PathHandler
 

@@ -65,8 +65,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
-    Its place is the root that is being listed and the last entry yielded from it; continuing lists that root again
-    from there. Subclasses define `_source` and `_entries`.
+    Its position is the root that is being listed, and the last entry that was yielded from it. A resume lists this root
+    again. Subclasses define `_source` and `_entries`.
     """
 
     #: The root that is being listed, and its last entry that was yielded (None: none was).
@@ -78,7 +78,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """The entries after `after` (None: all) under a root: where each stands, and the name to yield."""
+        """The entries after `after` (None: all) under a root, each with its position and the name to yield."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:

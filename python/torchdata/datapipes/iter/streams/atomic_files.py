@@ -1,4 +1,4 @@
-"""Writing a file so that nobody ever sees a part of it.
+"""Writes a file so that no process ever sees a part of it.
 
 Role: `appearing` is for the pipes that save files: the caller writes a temporary file in the same folder, which is then
 renamed. `write_file` is for on-disk caches, and runs in whichever process and thread ends one: it also checks the

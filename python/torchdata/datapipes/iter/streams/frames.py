@@ -153,7 +153,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The row group, and the row in it, after the last item that was yielded.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: How many items nobody looks at: their row groups are not read.
+    #: Number of items that are dropped, so that their row groups are not read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -216,7 +216,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         return detached(stream, 0), self._next
 
     def _pass_over(self, count: int) -> None:
-        """Lets the next items be anything: nobody looks at them."""
+        """Drops the next items, so that they need not be read."""
         self._unwanted = 0 if self.dataframe_size else count
 
 

@@ -36,7 +36,7 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
 
 
 def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:
-    """`item`, checked to be a pair (of what `members` says).
+    """`item`, after a check that it is a pair (of `members`).
 
     Raises:
         TypeError: it is something else.
@@ -104,7 +104,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
-        """The items of one pair, from a place on."""
+        """The items of one pair, from a position on."""
         path, stream = path_and_stream(pair, self)
         del pair
         # A new tuple, by which a replaced iterator notices that the pipe holds another pair now.
