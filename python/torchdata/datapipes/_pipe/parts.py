@@ -73,7 +73,7 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """One of several results that are unfolded at the same time, and what is left of it.
+    """One of several results that are unfolded at the same time, with its remaining members.
 
     Args:
         function: makes the result.

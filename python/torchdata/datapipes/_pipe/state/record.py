@@ -54,7 +54,7 @@ class Beginning:
 
 
 class Record:
-    """The memory of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
+    """Data about the passes of a pipe. Never pickled or copied: a copy is None, and starts afresh."""
 
     __slots__ = (
         "asked",

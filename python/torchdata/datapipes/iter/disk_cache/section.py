@@ -154,7 +154,7 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Whether the pipes in between have, or may have, something to give."""
+        """Whether the pipes in between have, or may have, further results."""
         return bool(self._handoff or self._flying)
 
     @property
@@ -326,7 +326,7 @@ class Section:
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """All that is known, without the locks."""
+        """The data of the record, without the locks."""
         flying, queue = list(self._flying), list(self._queue)  # a thread that reads ahead appends to the queue first
         places = {record: place for place, record in enumerate(queue)}
         return {

@@ -33,7 +33,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
     Args:
         path: where the file is to appear; a link is followed.
         replace: whether it replaces a file that is there; if not, that one stays as it is.
-        ending: of the name under which to write.
+        ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
     try:

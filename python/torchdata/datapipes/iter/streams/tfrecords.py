@@ -149,7 +149,7 @@ def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
 
     Raises:
         TypeError: it is not a dict from str to pairs.
-        ValueError: a shape or a dtype is none.
+        ValueError: a shape or a dtype is invalid.
     """
     if not isinstance(spec, Mapping):
         raise TypeError(f"TFRecordLoader: spec must be a dict from name to (shape, dtype), but got {spec!r}")
