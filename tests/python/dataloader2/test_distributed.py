@@ -273,7 +273,7 @@ class OnlyVotes:
 
 
 class Agrees(OnlyVotes):
-    """A job of two ranks, of which the other always has an item."""
+    """A job of two ranks in which the other rank always has an item."""
 
     world_size = 2
 

@@ -307,7 +307,7 @@ def test_every_public_map_pipe_is_covered_here():
 
 
 class Endless:
-    """A data set that takes any index, though it has a length."""
+    """A dataset that takes any index, though it has a length."""
 
     def __len__(self):
         return 4
@@ -317,7 +317,7 @@ class Endless:
 
 
 class Unsized:
-    """A data set that ends with an IndexError, and has no length."""
+    """A dataset that ends with an IndexError, and has no length."""
 
     def __getitem__(self, index):
         return "abc"[index]

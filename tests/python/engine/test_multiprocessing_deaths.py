@@ -1,4 +1,4 @@
-"""Processes that die, hang or are interrupted: what is reported, how fast, and what is left afterwards: nothing."""
+"""Processes that exit, hang or are interrupted: what is reported, how fast, and what is left afterwards: nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Kills:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
-    # The other worker may start later than this one could die.
+    # The other worker may start later than this one could exit.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_a_waiting_main_and_leaves_no_noise(script, f):
     process = run_script(path, start_new_session=True)
     process.stdout.readline()
     time.sleep(0.5)  # not for a race: main is to be in its wait, and an early signal must work as well
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to main and to the workers
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the main process and to the workers
     out, err = process.communicate(timeout=250)
     assert "interrupted" in out
     assert err == ""

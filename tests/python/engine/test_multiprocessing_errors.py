@@ -199,7 +199,7 @@ def test_an_exception_in_the_dispatching_process_names_it(method, failure):
 
 
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
-    """The module can be imported in main and not in the workers."""
+    """The module can be imported in the main process and not in the workers."""
     module = tmp_path / "only_in_main.py"
     module.write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"

@@ -35,7 +35,7 @@ class RaisesAt:
 
 
 class EndsLoops(IterDataPipe):
-    """A pipe whose iterator cannot be had: a StopIteration there is no end of the data."""
+    """A pipe whose `__iter__` raises. A StopIteration there does not mean the end of the data."""
 
     def __init__(self, source):
         self.source = source

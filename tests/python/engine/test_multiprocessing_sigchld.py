@@ -1,4 +1,4 @@
-"""Programs that leave SIGCHLD alone, ignore it, or reap all children: workers run, die and end as always."""
+"""Programs that leave SIGCHLD alone, ignore it, or reap all children: workers run, exit and end as always."""
 
 from __future__ import annotations
 

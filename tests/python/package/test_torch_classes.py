@@ -34,7 +34,7 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-#: The parts of these programs before and behind the import of torch.
+#: The parts of these programs before and after the import of torch.
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.map import *  # all, as what is not imported yet is awaited

@@ -1,4 +1,4 @@
-"""HuggingFaceHubReader against data sets in files: rows, splits, and exact places in them."""
+"""HuggingFaceHubReader against datasets in files: rows, splits, and exact places in them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data set as a folder: one split in two files."""
+    """A dataset as a folder: one split in two files."""
     data = tmp_path / "data"
     data.mkdir()
     for number, rows in enumerate((ROWS[:3], ROWS[3:])):

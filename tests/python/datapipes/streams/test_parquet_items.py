@@ -1,4 +1,4 @@
-"""The items that ParquetDataFrameLoader makes of the rows of files: so many rows each, and dicts of arrays."""
+"""The items that ParquetDataFrameLoader makes of the rows of files: this many rows each, and dicts of arrays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def one(column: Any, **options: Any) -> Any:
     return item["c"]
 
 
-# -- items of so many rows -------------------------------------------------------------------------
+# -- items of this many rows -------------------------------------------------------------------------
 
 
 @each_library

@@ -61,7 +61,7 @@ def loaded(data: bytes, *args: Any, **options: Any) -> list[Any]:
 
 
 def plain(item: Any) -> Any:
-    """An example with lists in the place of arrays and tensors, so that examples can be compared."""
+    """An example with lists in place of arrays and tensors, so that examples can be compared."""
     if isinstance(item, dict):
         return {name: plain(value) for name, value in item.items()}
     if isinstance(item, list):
@@ -317,7 +317,7 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream that neither tells nor seeks, and gives few bytes at a time; a copy goes on from where it stands."""
+    """A stream without `tell` and `seek` that returns few bytes at a time. A copy continues at the same position."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

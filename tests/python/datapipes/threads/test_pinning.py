@@ -247,7 +247,7 @@ def test_copies_from_pinned_memory_overlap_with_computing() -> None:
 
     milliseconds(fetch=True, products=1)  # the first of everything takes longer
     fetches = min(milliseconds(fetch=True, products=0) for _ in range(5))
-    # As much to compute as there is to fetch, whatever the GPU: one after the other then takes twice as long.
+    # Computing takes as long as fetching on every GPU, so that without overlap both take twice as long.
     products = max(1, round(fetches / min(milliseconds(fetch=False, products=1) for _ in range(5))))
     computes = min(milliseconds(fetch=False, products=products) for _ in range(5))
     together = min(milliseconds(fetch=True, products=products) for _ in range(5))

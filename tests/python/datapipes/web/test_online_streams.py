@@ -105,7 +105,7 @@ def test_a_stream_at_its_end_is_not_asked_for_again(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: Which change can be noticed by what a server tells: without validators, that of the size alone.
+#: The changes that the server's headers reveal. Without validators, only a change of the size is noticed.
 CHANGES = [
     (kind, ranges, change)
     for kind in ("strong", "weak", "date", "none")
