@@ -1,7 +1,7 @@
 """Builds the distribution `torchdata`, which holds nothing: it says that the package of that name is installed.
 
 Role: programs ask `importlib.metadata` for the distribution `torchdata`; the one that has the files is called
-`torchdata-rs`. This wheel depends on exactly that one. Its version is that of the API which is kept, and behind the
+`torchdata-rs`. This wheel depends on exactly that one. Its version is that of the API which is kept, and after the
 plus sign that of torchdata-rs: a local version (PEP 440), which stands for a compatible replacement of a release.
 
     name_wheel.py FOLDER

@@ -1,7 +1,7 @@
 """Draws what a pipe does, as SVG: items in, items out.
 
 Role: evaluates the samples of `pipe_groups.py` in a folder of files made for them, and draws each. An output has the
-colour of the item that it was made of. Fills are translucent and text has the colour of the page, so a picture can be
+color of the item that it was made of. Fills are translucent and text has the color of the page, so a picture can be
 read on light and on dark ground.
 """
 
@@ -203,7 +203,7 @@ class _Drawing:
         return top + height + 6
 
     def arrow(self, y: float, code: str) -> None:
-        """Draws an arrow downwards, and the code beside it."""
+        """Draws an arrow downwards, and the code next to it."""
         path = f"M12 {y - 13:.1f}v22m-5 -6l5 6l5 -6"
         self._add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".7" stroke-width="1.5"/>', 18)
         self.text(28, y, code)

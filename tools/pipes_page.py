@@ -13,7 +13,7 @@ from pipe_pictures import draw, outputs, sample_files
 _HEAD = """\
 # All pipes
 
-Each picture shows what goes in above, what comes out below, and the code between them. The colours follow the items.
+Each picture shows what goes in above, what comes out below, and the code between them. The colors follow the items.
 Boxes around items are lists and dicts (square) and tuples (round). A dashed box is an open stream. Most pipes can be
 written as methods: `pipe.batch(2)` is `Batcher(pipe, 2)`.
 """

@@ -1,4 +1,4 @@
-"""Items of many shapes, one kind a row: how many a second two workers move, beside torch's DataLoader.
+"""Items of many shapes, one kind a row: how many a second two workers move, next to torch's DataLoader.
 
 For each shape the two take turns in one process, each with new workers. Medians and the range of ratios are printed,
 the lowest first. Torch keeps the items as they are (`collate_fn`), so that both deliver the same. This needs torch, and
@@ -83,7 +83,7 @@ def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
 
 
 def _objects() -> dict[str, Any]:
-    """Plain objects of Python's."""
+    """Plain objects of Python."""
     tokens = list(range(1000, 1512))
     deep: Any = 1
     for level in range(6):

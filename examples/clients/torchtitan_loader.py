@@ -1,4 +1,4 @@
-"""torchtitan's loader on this package: it goes on at its place. See docs/guides/old-clients.md."""
+"""torchtitan's loader on this package: it continues at its place. See docs/guides/old-clients.md."""
 
 from __future__ import annotations
 

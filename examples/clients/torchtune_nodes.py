@@ -1,4 +1,4 @@
-"""torchtune's data loader, which it builds of nodes, on this package: it goes on at its place. See
+"""torchtune's data loader, which it builds of nodes, on this package: it continues at its place. See
 docs/guides/old-clients.md."""
 
 from __future__ import annotations

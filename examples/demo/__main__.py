@@ -1,4 +1,4 @@
-"""`make demo`: train on photographs, kill a worker, stop and go on; exits 1 where anything falls short.
+"""`make demo`: train on photographs, kill a worker, stop and continue; exits 1 where anything falls short.
 
 Role: the main process of the demo. Workers import this module under spawn, so nothing runs at import.
 """
@@ -104,7 +104,7 @@ def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
-    """The batches of an epoch; behind the second one a worker is killed."""
+    """The batches of an epoch; after the second one a worker is killed."""
     for number, batch in enumerate(loader):
         yield batch
         if number == 1:

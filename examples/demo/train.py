@@ -73,7 +73,7 @@ class Epoch:
 def small(images: Any) -> Any:
     """Images of 224 x 224 pixels as 14 x 14 means, which the linear probe looks at."""
     n, height, width, colours = images.shape
-    # Rows first, which lie one behind the other: many times as fast as both at once.
+    # Rows first, which lie one after the other: many times as fast as both at once.
     rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
     sums = rows.reshape(n, 14, 14, width // 14, colours).sum(axis=3, dtype="uint32")
     return sums / (height // 14 * (width // 14))

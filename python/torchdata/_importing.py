@@ -29,7 +29,7 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 
 class _WaitingFinder:
-    """Finds awaited modules through the finders behind it, and nothing else."""
+    """Finds awaited modules through the finders after it, and nothing else."""
 
     def __init__(self) -> None:
         #: The functions to be called, by the caller that asked for it and by the name of the module.
@@ -118,8 +118,9 @@ def call_when_imported(who: str, calls: Calls) -> None:
     _finder.install_or_leave()
 
 
-#: Held by whoever imports by `import_whole`, and by whoever forks: the child would inherit the module half done, and
-#: with it the lock of its import, whose holder it lacks. It would wait for ever where it needs the module.
+#: Held by a thread that imports by `import_whole`, and by a thread that forks. Otherwise the child would inherit an
+#: incomplete module, with an import lock that no thread of the child releases. It would wait for ever where it needs
+#: the module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,

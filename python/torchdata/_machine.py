@@ -63,7 +63,7 @@ def _groups() -> Iterator[str]:
 
 
 def _first_version_groups(controller: str) -> Iterator[str]:
-    """The same of control groups' first version, in which each controller has groups of its own."""
+    """The same for version 1 of control groups, in which each controller has separate groups."""
     root = f"{_CGROUPS}/{controller}"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)

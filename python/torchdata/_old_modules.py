@@ -1,10 +1,10 @@
 """The deep import paths of torchdata 0.9, from one table: modules that no longer exist and what their names mean now.
 
 Role: code that imported from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`) goes on working. A finder at the end of `sys.meta_path`, asked only if no file was
+InMemoryCacheHolderIterDataPipe`) continues working. A finder at the end of `sys.meta_path`, asked only if no file was
 found, makes a module of the table on its first import; its names are looked up where they live now when they are used.
-Of private names those are kept that public code imports or patches; who patches one in its old place patches it where
-it lives, if the table says so. Runs in any process that imports the package.
+Private names are kept if public code imports or patches them. If the table says so, patching the old name patches the
+present one. Runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["OLD_MODULES", "homes_of", "install"]
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
-#: are called `X` there; others keep their names, unless an equals sign tells the new one. If a colon stands in that,
-#: the module before it is where the name lives, and is looked up by the code that uses it: setting it in the old module
-#: sets it there.
+#: are called `X` there; others keep their names, unless an equals sign tells the new one. If the value contains a
+#: colon, the part before it is the module that defines and uses the name. Setting the name in the old module sets it
+#: there.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -193,7 +193,7 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """A module that takes the place of a function of its name in the package, and so is to be called as that one."""
+    """A module that replaces a function of its name in the package, and so is to be called as that one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Libraries that only some pipes need: imported where they are used, and named with their extra if they lack.
 
-Role: `optional_import` is the one way by which the package reaches for an optional library. Runs in whichever process
+Role: the package imports optional libraries only by `optional_import`. Runs in whichever process
 builds or iterates the pipe; owns nothing.
 """
 

@@ -23,7 +23,7 @@ __all__ = ["dumps_plain", "loads_plain", "register"]
 #: A function that makes a value of plain data, and what it is given for a value.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: By class, what `dumps_plain` has in the place of an instance; None if that one is not plain.
+#: By class, what `dumps_plain` has in place of an instance; None if that one is not plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 #: The functions that may be named, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -40,7 +40,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
 
     Args:
         kind: the class.
-        parts: what makes an equal instance again, and of what; None of one that is no plain data.
+        parts: what makes an equal instance again, and of what; None of one that is not plain data.
         makers: all functions that it may name. Strangers choose what these are given.
     """
     _known[kind] = parts
@@ -74,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps_plain(value: Any) -> bytes | None:
-    """The pickle of a value, in which what was one object stays one; None if the value is no plain data.
+    """The pickle of a value, in which what was one object stays one; None if the value is not plain data.
 
     Plain are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches and
     files in memory, those that lie at a path, and tuples, lists, dicts, sets and frozensets of these.

@@ -1,4 +1,4 @@
-"""Public names for pickles: classes and functions say that they live in the public package that hands them on.
+"""Public names for pickles: classes and functions name the public package that exports them as their module.
 
 Role: a pickle, and so a saved state, names a class by its module. Named by its room, it would break whenever a file is
 moved; named by the package that users import it from, it holds. Called once by each public package, at its end.

@@ -5,7 +5,7 @@ It refers neither to the pipe nor to the consumer's end, so dropping these can e
 keeps order, places and holds; it waits, and it closes.
 
 There is one way to stop: `close` lets each thread end after the call that it is in, and nobody waits for longer than it
-likes. Threads are daemons; those that run are told to end with the interpreter. A forked child has none of them.
+likes. Threads are daemons, and are asked to end when the interpreter exits. A forked child has none of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Secrets in texts: what messages, pictures and states leave out.
 
-Role: pure functions, the only ones by which this package decides what is nobody's business. A value is a secret by the
+Role: pure functions. Only they decide in this package what is a secret. A value is a secret by the
 name that it goes by (`api_key=…`), by its place (a URL's user, a parameter of its query), or because it looks like one:
 a token is random, and nothing else in a pipeline's arguments is. They err on the side of hiding. Texts of other
 processes are also freed of what a terminal would obey.
@@ -17,15 +17,15 @@ __all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_e
 #: The replacement for a secret; inside a URL, which takes no such letter, it is three asterisks.
 HIDDEN, _IN_URL = "…", "***"
 
-#: Words of a name behind which nothing but a secret stands.
+#: Words of a name after which nothing but a secret stands.
 _HARD = frozenset(
     ["apikey", "auth", "authentication", "authorization", "bearer", "cookie", "cookies", "cred", "credential"]
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Whole names, of which the words stand in others, too.
+#: Complete names whose words also appear in other names.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
-#: Words behind which numbers may stand that are none.
+#: Words after which numbers may stand that are none.
 _SOFT = frozenset(
     ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
     + ["url", "user"]
@@ -107,7 +107,7 @@ def _is_random(run: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """A text without the secrets in its URLs, and behind names that tell of one."""
+    """A text without the secrets in its URLs, and after names that tell of one."""
     text = _USER.sub(f"{_IN_URL}@", text)
     text = _QUERY.sub(_of_query, text)
     text = _NAMED.sub(_of_name, text)
@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
 
 
 def digest(name: str, words: str) -> str:
-    """A few digits by which a secret is known again, and of which nobody finds it.
+    """A few digits that identify a secret without revealing it.
 
     They are the same in each process, on each rank and in each state, so that states can be compared. So all states
     together tell no more of a secret than these 16 bits: who guesses passwords has one in 65,536 left of them.

@@ -46,7 +46,7 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames are no place to show a user.
+#: Modules whose frames do not help a user.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -78,7 +78,7 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Shows warnings of this process, which has no line of the program on its stack, at the place that began it."""
+    """Shows warnings of this process at the line that started it, because its stack has no line of the program."""
     global _begun_at
     _begun_at = place
 
@@ -104,7 +104,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def came_from(error: BaseException) -> str | None:
-    """The process, in words, in which an exception was raised that came from there; None for one of this process."""
+    """A description of the process in which an exception was raised; None for this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
@@ -120,7 +120,7 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note, also to an exception whose class lets nobody set attributes."""
+    """Adds a note, also to an exception whose class does not allow attributes."""
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
@@ -195,7 +195,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """The frames without those of this package; `wholly` says whether also the last one may go."""
+    """The frames without those of this package; `wholly` also removes the last frame if it is one of them."""
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:

@@ -66,7 +66,7 @@ class Flag:
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the flag, for so many seconds at most; returns whether it is set."""
+        """Waits for the flag, for this many seconds at most; returns whether it is set."""
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
@@ -81,7 +81,7 @@ def start(thread: threading.Thread) -> None:
     """Starts the thread.
 
     Raises:
-        RuntimeError: the system has no more threads to give; the message says what to do.
+        RuntimeError: the system cannot start another thread; the message says what to do.
     """
     try:
         thread.start()
@@ -98,13 +98,13 @@ class Work(Protocol):
         """Lets the threads end after the item that they are at, without waiting. May be called twice."""
 
     def join(self, seconds: float) -> Any:
-        """Waits until the threads have ended, so many seconds at most; for none that calls this itself."""
+        """Waits until the threads have ended, this many seconds at most; for none that calls this itself."""
 
 
 #: Work whose threads end with the interpreter, by identity; some of it is gone. No WeakSet, which calls Python code
-#: when work dies: what Ctrl-C raises there is lost.
+#: when work exits: what Ctrl-C raises there is lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: Entries at which those of work that is gone are thrown away.
+#: Number of entries at which entries of finished work are removed.
 _full = 64
 
 
@@ -134,7 +134,7 @@ def _forget_inherited() -> None:
 
 
 def end_all(works: Sequence[Work], seconds: float) -> None:
-    """Lets all threads end after the items that they are at, and waits for them together, so many seconds at most."""
+    """Lets all threads end after the items that they are at, and waits for them together, this many seconds at most."""
     for work in works:
         work.close()
     until = time.monotonic() + seconds

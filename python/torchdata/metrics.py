@@ -1,8 +1,7 @@
-"""The numbers of a loader for Prometheus.
+"""The statistics of a loader for Prometheus.
 
-Role: what users import, a thin layer over the official client library, which serves and encodes in threads of its own.
-Each question calls `DataLoader2.stats`, which costs a fraction of a millisecond; an item costs nothing more. A loader
-that was shut down keeps giving its last numbers.
+Role: a thin layer over the official client library, which serves and encodes in its own threads. Each scrape calls
+`DataLoader2.stats`, which takes a fraction of a millisecond. A loader that was shut down keeps its last numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,14 @@ class PrometheusCollector:
 
     Args:
         loader: the loader.
-        rank: the label `rank`; None finds out.
+        rank: the label `rank`; None (the default) uses the rank of the job.
+
+    Example:
+        >>> from prometheus_client import CollectorRegistry
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.metrics import PrometheusCollector
+        >>> CollectorRegistry().register(PrometheusCollector(DataLoader2(IterableWrapper(range(3)))))
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -56,7 +62,22 @@ class PrometheusCollector:
 
 
 class MetricsServer:
-    """A server of a loader's numbers; see `prometheus`."""
+    """The HTTP server that `prometheus` starts. Use it as a context manager, or call `close()`.
+
+    Args:
+        loader: the loader.
+        port: the port; 0 for a free port.
+        address: the address on which the server listens.
+        rank: the label `rank`; None uses the rank of the job.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.metrics import prometheus
+        >>> with prometheus(DataLoader2(IterableWrapper(range(3))), port=0) as server:
+        ...     server.url.startswith("http://127.0.0.1:")
+        True
+    """
 
     def __init__(self, loader: Any, port: int, address: str, rank: int | None) -> None:
         client = optional_import("prometheus_client", extra="prometheus", needed_by="metrics.prometheus")
@@ -68,11 +89,11 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the numbers are."""
+        """The address of the statistics."""
         return self._url
 
     def close(self) -> None:
-        """Stops serving; may be called again."""
+        """Stops the server. You may call this again."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -89,21 +110,29 @@ class MetricsServer:
 def prometheus(
     loader: DataLoader2[Any], port: int = 9464, *, address: str = "127.0.0.1", rank: int | None = None
 ) -> MetricsServer:
-    """Serves a loader's numbers over HTTP, in Prometheus' text format, until the server is closed.
+    """Serves a loader's statistics over HTTP, in Prometheus' text format, until the server is closed.
 
-    To add them to a server that there is already, register a `PrometheusCollector(loader)` with its registry.
+    To add them to an existing server, register a `PrometheusCollector(loader)` with its registry.
 
     Args:
         loader: the loader.
-        port: the port; 0 takes a free one. Ranks of one machine need one each: `9464 + rank`.
-        address: who may ask: by default this machine alone.
-        rank: the label `rank`; None takes the rank of the job.
+        port: the port, 9464 by default; 0 for a free port. Ranks on one machine need different ports, such as `9464 +
+            rank`.
+        address: the address on which the server listens; by default only this machine can connect.
+        rank: the label `rank`; None (the default) uses the rank of the job.
 
     Returns:
-        The server, a context manager; its `url` says where it is.
+        The server, a context manager; `url` is its address.
 
     Raises:
         ModuleNotFoundError: prometheus_client is not installed (extra `prometheus`).
         OSError: the port is in use.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.metrics import prometheus
+        >>> server = prometheus(DataLoader2(IterableWrapper(range(3))), port=0)
+        >>> server.close()
     """
     return MetricsServer(loader, port, address, rank)

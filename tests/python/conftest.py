@@ -28,7 +28,7 @@ settings.register_profile("project", settings.get_profile("random"), derandomize
 settings.load_profile("project")
 
 
-#: Modules whose tests start processes that share the machine, kill them, or look at what they leave behind.
+#: Modules whose tests start processes that need the whole machine, kill processes, or check for leftovers.
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
@@ -70,19 +70,19 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Names that stand in files whose tests start processes. All other files are of unit tests.
+#: Names that files contain if their tests start processes. All other files are of unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
 
 
 def is_alone(path: Path) -> bool:
-    """Whether none of the file's tests is to run beside other ones."""
+    """Whether none of the file's tests is to run next to other ones."""
     return path.stem.startswith(ALONE)
 
 
 def may_run_alone(path: Path) -> bool:
-    """Whether the file may have tests that are not to run beside other ones."""
+    """Whether the file may have tests that are not to run next to other ones."""
     return is_alone(path) or "mark.alone" in path.read_text(encoding="utf-8")
 
 
@@ -97,7 +97,7 @@ def is_unit(path: Path) -> bool:
 
 
 def may_run_beside(path: Path) -> bool:
-    """Whether the file may have tests that run beside other ones."""
+    """Whether the file may have tests that run next to other ones."""
     return not is_alone(path) and not is_of_ray(path)
 
 
@@ -119,7 +119,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that do not run beside other ones, and tests that start no process."""
+    """Marks tests that do not run next to other ones, and tests that start no process."""
     for item in items:
         if is_alone(item.path):
             item.add_marker("alone")

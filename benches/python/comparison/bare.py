@@ -26,7 +26,7 @@ def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -
 
 
 def decoding(workers: int, seconds: float) -> float:
-    """Images a second that so many processes decode when each keeps to itself."""
+    """Images a second that this many processes decode when each keeps to itself."""
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [

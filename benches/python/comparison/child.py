@@ -84,15 +84,10 @@ class Run:
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 
-        graph = pipes.shared_out
-        for name in {"dispatched", "dealt"} & self.options.keys():
-            graph = getattr(pipes, name)
+        graph = pipes.dispatched if "dispatched" in self.options else pipes.shared_out
         graph(range(1), self.make)
-        service = {name: self.options[name] for name in ("in_order",) if name in self.options}
         start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
-        return lambda source, **options: pipes.loader(
-            graph(source, self.make), start_method, workers, **service, **options
-        )
+        return lambda source: pipes.loader(graph(source, self.make), start_method, workers)
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:

@@ -23,7 +23,7 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
     Args:
         home: its folder.
-        packages: what it holds beside torch.
+        packages: what it holds next to torch.
         wheels: folder from which torch is taken if it has a wheel for this Python; else it comes from the index.
     """
     python, finished = home / "bin" / "python", home / "finished"
@@ -42,7 +42,7 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """A folder of JPEG files, the same in every run, with one of larger ones beside it; None without Pillow."""
+    """A folder of JPEG files, the same in every run, with one of larger ones next to it; None without Pillow."""
     from importlib.util import find_spec
 
     if find_spec("numpy") is None or find_spec("PIL") is None:
@@ -54,7 +54,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs, so many times 500 pixels wide and 375 high."""
+    """Writes files that look like noisy photographs, this many times 500 pixels wide and 375 high."""
     import numpy
     from PIL import Image
 

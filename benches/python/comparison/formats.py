@@ -1,6 +1,7 @@
-"""Reading files of records in one process: tar archives and TFRecords, by this project and by the best of the others.
+"""Reading in one process: tar archives, TFRecords, cached files and objects of S3, by this project and by others.
 
 The harness writes the files once; every contender is a child that reads one of them over and over, content included.
+Objects are served by moto, in a process that ends with the child.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import io
 import os
 import random
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,18 @@ SIZES = {
 RECORDS = {"tfrecord": (64, 5000), "tfrecord-large": (100 << 10, 600)}
 """By workload: bytes of a record's image, and how many records there are."""
 
+SINGLE = {"cache": (1 << 10, 2000), "s3": (100 << 10, 100)}
+"""By workload: bytes of a file or object, and how many there are."""
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
 
 def write(folder: Path) -> None:
     """Writes the files that are not there yet."""
@@ -38,6 +54,10 @@ def write(folder: Path) -> None:
     for name, (size, count) in RECORDS.items():
         if not (folder / name).exists():
             _write_records(folder / name, size, count)
+    for name, (size, count) in SINGLE.items():
+        (folder / name).mkdir(exist_ok=True)
+        for number in range(count):
+            (folder / name / f"{number:06}").write_bytes(_content(size))
 
 
 def _content(size: int) -> bytes:
@@ -110,6 +130,54 @@ def _tfrecord(path: str) -> Iterator[Any]:
     yield from tfrecord_loader(path, None)
 
 
+def _paths(path: str) -> list[str]:
+    return [entry.path for entry in os.scandir(path)]
+
+
+def _ours_cache(path: str) -> Iterator[Any]:
+    from torchdata.datapipes.iter import IterableWrapper
+
+    cached = IterableWrapper(_paths(path)).on_disk_cache(filepath_fn=str).read_from_http().end_caching()
+    for _, stream in cached.open_files("b"):
+        yield stream.read()
+
+
+def _opened(path: str) -> Iterator[Any]:
+    for name in _paths(path):
+        with open(name, "rb") as file:
+            yield file.read()
+
+
+@cache
+def _bucket(path: str) -> Any:
+    """A client of a server whose bucket `files` has the files of a folder. The environment leads to it, too."""
+    import boto3
+
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL)
+    port = int(server.stdout.readline())  # type: ignore[union-attr]
+    keys = dict.fromkeys(["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "x")
+    os.environ.update(keys, AWS_DEFAULT_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="files")
+    for name in _paths(path):
+        client.upload_file(name, "files", os.path.basename(name))
+    return client, server
+
+
+def _ours_s3(path: str) -> Iterator[Any]:
+    from torchdata.datapipes.iter import S3FileLister
+
+    _bucket(path)
+    for _, stream in S3FileLister(["s3://files"]).load_files_by_s3():
+        yield stream.read()
+
+
+def _boto3(path: str) -> Iterator[Any]:
+    client, _ = _bucket(path)
+    for found in client.list_objects_v2(Bucket="files")["Contents"]:
+        yield client.get_object(Bucket="files", Key=found["Key"])["Body"].read()
+
+
 READERS: dict[str, dict[str, Callable[[str], Iterator[Any]]]] = {
     "tar": {
         "ours": _ours_tar,
@@ -118,6 +186,8 @@ READERS: dict[str, dict[str, Callable[[str], Iterator[Any]]]] = {
         "webdataset": _webdataset,
     },
     "tfrecord": {"ours": _ours_records, "tfrecord": _tfrecord},
+    "cache": {"ours": _ours_cache, "open": _opened},
+    "s3": {"ours": _ours_s3, "boto3": _boto3},
 }
 """By format and contender: yields the content of all members, or all records as dicts of arrays."""
 
@@ -127,7 +197,7 @@ def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     name = order["item"]
     read = READERS[name.partition("-")[0]][order["options"].get("library", "ours")]
     path = os.path.join(os.environ[FOLDER], name)
-    count = {**SIZES, **RECORDS}[name][1]
+    count = {**SIZES, **RECORDS, **SINGLE}[name][1]
     done, begin = -1, 0.0
     while done < 1 or time.perf_counter() - begin < order["seconds"]:
         found = sum(1 for _ in read(path))

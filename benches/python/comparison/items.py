@@ -7,10 +7,8 @@ worker that moves ints starts without them.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import random
-import time
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -51,19 +49,6 @@ LARGE = "-large"
 
 
 def tiny(n: int) -> int:
-    return n + 1
-
-
-@cache
-def _is_slow() -> bool:
-    """Whether this is the one worker of four that is slow, by the number in its process's name."""
-    return int(multiprocessing.current_process().name.split("-")[-1].split()[-1]) % 4 == 0
-
-
-def slow_in_one(n: int) -> int:
-    """A tiny item, for which one worker of four takes its time."""
-    if _is_slow():
-        time.sleep(SLOW_S)
     return n + 1
 
 
@@ -359,7 +344,6 @@ MAKERS = {
     "large crops by us, fast": partial(crops_by_us, large=True, scale="fast"),
     "large crops by spdl": partial(crops_by_spdl, large=True),
     "tiny": tiny,
-    "slow in one": slow_in_one,
     "array": array,
     "tensor": tensor,
     "small_tensor": small_tensor,

@@ -42,7 +42,6 @@ def _walk_lists(share: Iterable[Any]) -> None:
 
 CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "tiny": _leave,
-    "slow in one": _leave,
     "array": _touch_array,
     "tensor": _touch_array,
     "small_tensor": _leave,

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster of three nodes of this machine, beside raw objects of Ray's and Ray Data.
+"""Workers on a Ray cluster of three nodes of this machine, next to raw objects of Ray's and Ray Data.
 
 Each child starts the cluster, whose first node takes no worker, so that all items go from one node to another.
 """

@@ -2,7 +2,7 @@
 
 The sequences are drawn once, with lengths as those of chats and documents are: many short ones and a long tail.
 transformers' collator joins the sequences of a row, and says where each begins; which ones a row has is left to its
-caller, for whom plain Python stands here. TRL's packer packs a whole data set of Arrow before the first row is read,
+caller, for whom plain Python stands here. TRL's packer packs a whole dataset of Arrow before the first row is read,
 and says how long the sequences of a row are, but numbers no places.
 """
 
@@ -101,7 +101,7 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """The sequences as a data set of Arrow, which is made once: its users have one."""
+    """The sequences as a dataset of Arrow, which is made once: its users have one."""
     import datasets
 
     if id(source) not in _data_sets:

@@ -26,15 +26,8 @@ def dispatched(source: range, make: Any) -> Any:
     return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
 
 
-def dealt(source: range, make: Any) -> Any:
-    """A source whose items are dealt out to the workers, each made into another one in its worker."""
-    from torchdata.datapipes.iter import IterableWrapper
-
-    return IterableWrapper(source, deepcopy=False).sharding_round_robin_dispatch().map(make)
-
-
-def loader(pipe: Any, start_method: str, workers: int | str, **options: Any) -> Any:
+def loader(pipe: Any, start_method: str, workers: int | str) -> Any:
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-    service = MultiProcessingReadingService(workers, start_method, **options)
+    service = MultiProcessingReadingService(workers, start_method)
     return DataLoader2(pipe, reading_service=service)

@@ -75,7 +75,7 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Time per item beyond its share of the making, which goes on in all workers at once."""
+        """Time per item beyond its share of the making, which continues in all workers at once."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:
@@ -101,7 +101,7 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """All goals in one table, those missed last; beside an earlier state, how many times as fast each row is."""
+        """All goals in one table, those missed last; next to an earlier state, how many times as fast each row is."""
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

@@ -1,7 +1,7 @@
 """How long a loader gives nothing because a worker was killed: until the first item that another process has made.
 
-With `on_worker_exit="restart"`. Beside it, the start of a whole loader in the same way: what a program without restarts
-waits for at least, before it reads again what it had.
+With `on_worker_exit="restart"`. Next to it, the start of a whole loader in the same way: what a program without
+restarts waits for at least, before it reads again what it had.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEFORE = 200
 
 
 def gap(iterator: Any, pid: int, workers: int) -> float:
-    """Seconds from the death of a worker to the end of the longest wait for an item after it.
+    """Seconds from the exit of a worker to the end of the longest wait for an item after it.
 
     Items that it had sent are delivered before; so all items that may have been on their way are waited for.
     """
@@ -37,7 +37,7 @@ def gap(iterator: Any, pid: int, workers: int) -> float:
 
 
 def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The median of the gaps of some deaths.
+    """The median of the gaps of some exits.
 
     Args:
         build: makes a loader of a source, which takes `on_worker_exit`.

@@ -9,7 +9,7 @@ from spdl.pipeline import PipelineBuilder
 
 
 class Pool:
-    """An iterable over a range, made by so many threads; items come in order."""
+    """An iterable over a range, made by this many threads; items come in order."""
 
     def __init__(self, source: range, make: Callable[[int], Any], workers: int) -> None:
         self.source, self.make, self.workers = source, make, workers

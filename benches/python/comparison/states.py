@@ -1,8 +1,8 @@
-"""The cost of states: the running job, taking one, its size, and going on from it.
+"""The cost of states: the running job, taking one, its size, and resuming from it.
 
 Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB,
 and dispatched items. Loaders of torch's kind (upstream 0.11 in an environment of its own) read numbers by index, or a
-data set whose iterators have a state of 18 MB.
+dataset whose iterators have a state of 18 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def text(number: int) -> bytes:
 
 
 def same(item: Any) -> Any:
-    """A function of the user's."""
+    """A function of the user."""
     return item
 
 
@@ -46,7 +46,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """One of ours, with so many times as many snapshots as usual as the option says."""
+    """One of this package, with more snapshots: as many times the usual number as the option says."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from comparison import items
 
@@ -29,28 +29,15 @@ class Shared(IterableDataset[Any]):
             yield [make(n) for n in share[begin : begin + self.together]]
 
 
-class Indexed(Dataset[Any]):
-    """A range whose items the loader deals out to its workers by index, each made in the worker."""
-
-    def __init__(self, source: range, make: Callable[[int], Any]) -> None:
-        self.source, self.make = source, make
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(self.source[index])
-
-
 def loader(source: range, make: Callable[[int], Any], start_method: str, workers: int, options: dict[str, Any]) -> Any:
-    """A DataLoader; `options` may hold `prefetch_factor`, `in_order`, `workers`, `together`, `persistent`, `numpy`
-    (arrays are kept) and `dealt` (by index)."""
+    """A DataLoader; `options` may hold `prefetch_factor`, `workers`, `together`, `persistent` and `numpy`."""
     more: dict[str, Any] = {}
-    more |= {name: options[name] for name in ("prefetch_factor", "in_order") if name in options}
+    if "prefetch_factor" in options:
+        more["prefetch_factor"] = options["prefetch_factor"]
     if options.get("numpy"):
         more["collate_fn"] = items.same
     return DataLoader(
-        Indexed(source, make) if "dealt" in options else Shared(source, make, options.get("together", 1)),
+        Shared(source, make, options.get("together", 1)),
         batch_size=None,
         num_workers=options.get("workers", workers),
         multiprocessing_context=start_method,

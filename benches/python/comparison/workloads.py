@@ -188,10 +188,10 @@ def training(name: str, title: str, crops: str, least: float, fast: bool = False
     return Workload(name, title, mine, (*all_of_them, *more), goals, unit="images/s", scale=8 if fast else 32)
 
 
-def reading(name: str, title: str, *libraries: str) -> Workload:
+def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workload:
     """One of the files of `formats`, read in one process by this project and by others."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
-    goals = tuple(Goal(f"no slower than {library}", library, at_least=1.0) for library in libraries)
+    goals = tuple(Goal(f"{least:g} of the rate of {library}", library, at_least=least) for library in libraries)
     unit = "records/s" if name.startswith("tfrecord") else "members/s"
     return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit=unit)
 
@@ -466,16 +466,6 @@ WORKLOADS = (
     dispatching("dispatch-tiny", "dispatched tiny items", "tiny", 150, "at least 150 times upstream"),
     dispatching("dispatch-arrays", "dispatched 150 KiB arrays", "array", 6, "at least 6 times upstream"),
     Workload(
-        "dispatch-slow-worker",
-        "dispatched tiny items in any order, for which one worker of four takes 20 ms each",
-        "slow in one",
-        (
-            Contender(OURS, "ours", {"dealt": True, "in_order": False, "workers": 4}),
-            Contender(torch.name, "torch", {"dealt": True, "in_order": False, "workers": 4}),
-        ),
-        (Goal("at least 1.8 times torch", torch.name, at_least=1.8),),
-    ),
-    Workload(
         "jpeg",
         "JPEG decoding in workers",
         "decoded",
@@ -556,4 +546,6 @@ WORKLOADS = (
     reading("tar-gz-large", "tar.gz, members of 100 KiB", *TAR),
     reading("tfrecord", "TFRecords of small examples", "tfrecord"),
     reading("tfrecord-large", "TFRecords of examples of 100 KiB", "tfrecord"),
+    reading("cache", "files that are in the disk cache", "open", least=0.3),
+    reading("s3", "objects of 100 KiB from a local server of S3", "boto3"),
 )

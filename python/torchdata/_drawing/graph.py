@@ -38,7 +38,7 @@ class Arrow:
 
 @dataclass
 class Group:
-    """The pipes of a process, or of several that do the same; those of a lower column stand above."""
+    """The pipes of a process, or of several processes with the same pipes. Lower columns are drawn above."""
 
     title: str
     nodes: list[Node]
@@ -65,7 +65,7 @@ class Graph:
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:
-        """Makes the nodes that read nothing sources, and those that nobody reads ends."""
+        """Marks nodes without input as sources, and nodes without readers as ends."""
         heads, tails = ({getattr(arrow, end) for arrow in self.arrows} for end in ("head", "tail"))
         for node in self.nodes:
             if node.key not in heads:

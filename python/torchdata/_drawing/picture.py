@@ -1,7 +1,7 @@
 """Pictures of graphs, drawn without any program: where everything lies, and then SVG of it.
 
-Role: processes lie below each other, in the order in which items go, and so do the pipes in each of them: a picture is
-no wider than a phone, unless a graph has branches. Colors are those of the page around it, and tints.
+Role: processes, and the pipes in each of them, are drawn below each other in the order of the items. A picture fits a
+phone, unless the graph has branches. Colors are those of the page around it, and tints.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Attributes by which a text is no wider than its box was made for, whatever type is used."""
+    """Attributes that limit a text to the width of its box, for any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

@@ -6,19 +6,25 @@ __all__ = ["WorkerExitedError"]
 
 
 class WorkerExitedError(RuntimeError):
-    """A process that the loader depends on has died.
+    """A worker process or the dispatching process exited unexpectedly.
 
     Args:
         message: what happened and what to do about it.
         worker: the number of the worker process, or None for the dispatching process.
-        exitcode: the exit code; a negative one is the number of the signal that ended the process. None where
-            it is not known.
+        exitcode: the exit code; a negative one is the number of the signal that killed the process. None if it is not
+            known.
         stage: what the process was doing.
-        item: the number of the item that the worker was to send next, from 0 in its epoch; for the dispatching process
-            that of the item that main was to receive next. None if no other process is put in its place.
+        item: the number of the item, from 0 in its epoch, that the worker was to send next, or for the dispatching
+            process that the main process was to receive next. None if processes are not restarted.
+
+    Example:
+        >>> from torchdata.dataloader2 import WorkerExitedError
+        >>> error = WorkerExitedError("worker process 1 was killed", worker=1, exitcode=-9)
+        >>> error.worker, error.exitcode
+        (1, -9)
     """
 
-    #: No item is left out because a process has died at it: see `on_error`.
+    #: No item is left out because a process has exited at it: see `on_error`.
     never_skipped = True
 
     def __init__(

@@ -68,7 +68,7 @@ def open_group(backend: str, timeout: float, whose: str, members: tuple[int, ...
         members: the ranks of `torch.distributed` that the group has; None for all.
 
     Raises:
-        RuntimeError: the library is missing, or `torch.distributed` is not initialised.
+        RuntimeError: the library is missing, or `torch.distributed` is not initialized.
     """
     if backend == "mpi":
         from torchdata._ranks.mpi_group import MpiGroup

@@ -22,11 +22,16 @@ _LONGEST_TIMEOUT = 1e8
 
 
 class PrefetchTimeoutError(TimeoutError, RuntimeError):
-    """Another rank did not come along in time. The name is that of torchdata 0.9, where it was a `RuntimeError` alone.
+    """Another rank did not take part in an operation in time. In torchdata 0.9 this was only a `RuntimeError`.
 
     Args:
-        timeout: seconds that were waited.
-        message: who is to blame, and what to do.
+        timeout: seconds of waiting.
+        message: which rank is missing, and what to do; None for a general message.
+
+    Example:
+        >>> from torchdata.dataloader2.error import PrefetchTimeoutError
+        >>> issubclass(PrefetchTimeoutError, TimeoutError) and issubclass(PrefetchTimeoutError, RuntimeError)
+        True
     """
 
     def __init__(self, timeout: float, message: str | None = None) -> None:
@@ -38,7 +43,13 @@ class PrefetchTimeoutError(TimeoutError, RuntimeError):
 
 
 class RanksLostError(ConnectionError, RuntimeError):
-    """Another rank is gone or cannot be reached. In torchdata 0.9 a `RuntimeError` was raised then."""
+    """Another rank has exited or cannot be reached. torchdata 0.9 raised a `RuntimeError`.
+
+    Example:
+        >>> from torchdata.dataloader2.error import RanksLostError
+        >>> issubclass(RanksLostError, ConnectionError) and issubclass(RanksLostError, RuntimeError)
+        True
+    """
 
 
 class RankGroup(Protocol):

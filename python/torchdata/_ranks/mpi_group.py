@@ -15,7 +15,7 @@ from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ra
 
 __all__ = ["MpiGroup"]
 
-#: Tags of the messages by which a rank that waits long says which operation it is at, and one that gives up says why.
+#: Tags of the messages in which a waiting rank names its operation, and in which a failed rank gives the reason.
 _ARRIVAL, _LAST_WORDS = 1, 2
 
 #: Most bytes of last words, few enough to be sent to ranks that never come to read them.
@@ -31,7 +31,7 @@ class MpiGroup(UncopyableGroup):
 
     Raises:
         ModuleNotFoundError: mpi4py is not installed.
-        RuntimeError: MPI was initialised without support for threads.
+        RuntimeError: MPI was initialized without support for threads.
     """
 
     def __init__(self, timeout: float, whose: str) -> None:
@@ -97,7 +97,7 @@ class MpiGroup(UncopyableGroup):
             raise
 
     def _timed_out(self) -> PrefetchTimeoutError:
-        # Others that wait, too, tell so after a while; one that comes meanwhile, too late, is the one who did not come.
+        # Other waiting ranks report that they wait. A rank that arrives after the timeout is the late one.
         before = missing = self._missing()
         until = time.monotonic() + 2 * LONG
         while missing and time.monotonic() < until:
@@ -153,7 +153,7 @@ class MpiGroup(UncopyableGroup):
         return [rank for rank in others if self._arrived.get(rank, 0) < self._operation]
 
     def show_life(self) -> None:
-        """Does nothing: a death ends the job, and who is late is told by messages."""
+        """Does nothing: an exit ends the job, and who is late is told by messages."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -1,7 +1,7 @@
 """How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
 
-Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
-thread of its own: if the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+Role: runs once for each group, in the main process of every rank. The store is used only for this, in a separate
+thread, because its operations never end if its process was stopped. Such a thread stays after,
 asleep in torch, until the program ends.
 """
 
@@ -25,7 +25,7 @@ from torchdata._threads import start
 
 __all__ = ["Opening"]
 
-#: Seconds between two looks for rank 0: so many ranks look that the store must not be asked often.
+#: Seconds between two looks for rank 0: this many ranks look that the store must not be asked often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address, and for the answer of what listens there.
@@ -203,7 +203,7 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """A socket at the one address that all ranks can reach; None if nobody knows which one that is."""
+    """A socket at the address that all ranks can reach; None if this address is not known."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))

@@ -192,7 +192,7 @@ class TorchGroup(UncopyableGroup):
         return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
-        """Begins to give signs of life, by which others tell that this rank is only late."""
+        """Starts heartbeats, which show the other ranks that this rank is only late."""
         self._meeting.serve()
 
     def give_up(self) -> None:

@@ -1,7 +1,7 @@
-"""The state of a loader: taking it at any moment, and going on from one.
+"""The state of a loader: taking it at any moment, and resuming from one.
 
-Role: owned by the loader. The layout of states is that of `state.layout`, places inside an epoch are those of
-`_position`. States are taken in whichever thread asks, and loaded in the one that uses the loader.
+Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
+States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torchdata.datapipes.state import replays
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
-#: Less than so many seconds nobody minds.
+#: Less than this many seconds nobody minds.
 _LEAST = 5.0
 
 #: Of fewer items the time is mostly that in which the workers started.
@@ -140,7 +140,7 @@ class StateKeeper:
         """Notes where a loader stands that is being shut down, for who asks for its state afterwards.
 
         Args:
-            works: whether threads work in main, which are not waited for.
+            works: whether threads work in the main process, which are not waited for.
         """
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
@@ -149,7 +149,7 @@ class StateKeeper:
                 self.left = str(error)  # the error itself would keep the processes
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
-        """Makes the loader go on where a state was saved. See `DataLoader2.load_state_dict`."""
+        """Makes the loader continue where a state was saved. See `DataLoader2.load_state_dict`."""
         pipeline, run = self._pipeline, self._run
         begun = run.delivery.source is not None
         if begun and run.delivery.begun:
@@ -194,7 +194,7 @@ class StateKeeper:
         return snapshot
 
     def set(self, state: Mapping[str, Any], randomness: Randomness | None, strict: bool, places: SavedPlaces) -> None:
-        """Makes a loader that has not begun go on where a state was saved, which was checked."""
+        """Makes a loader that has not begun continue where a state was saved, which was checked."""
         self._run.saved_places = places
         self._pipeline.service_state = state[READING_SERVICE_STATE_KEY_NAME]
         self._seeds.take(randomness)
@@ -254,7 +254,7 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
-    """Warns where going on at a place takes seconds, because items have to be made again: which, and how long."""
+    """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     if place is None:
         return
     found = list(_again(place))
@@ -298,7 +298,7 @@ def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, floa
 
 
 def _warn_of_unsaved(why: str, stacklevel: int) -> None:
-    """Warns that states go on from the epoch's beginning, because the graph cannot be saved, and says why."""
+    """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and says why."""
     warnings.warn(
         f"states of this pipeline go on from the beginning of the epoch, and make again what was given: {why}",
         RuntimeWarning,

@@ -74,7 +74,7 @@ def made_of(run: EpochRun, keeper: StateKeeper, has_begun: bool) -> MadeOf:
     Args:
         run: the loader's.
         keeper: the loader's.
-        has_begun: whether the loader has begun, so that the copy does not go on from what was loaded.
+        has_begun: whether the loader has begun, so that the copy does not resume from what was loaded.
     """
     pipeline, recorder, seeds, loaded = run.pipeline, run.recorder, run.seeds, None
     if has_begun:

@@ -1,6 +1,6 @@
-"""Data sets in the place of pipes: the pipe over a data set, and the usual pipeline over one.
+"""Datasets in place of pipes: the pipe over a dataset, and the usual pipeline over one.
 
-Role: pure functions that build pipes; they run in main, where a loader is made.
+Role: pure functions that build pipes; they run in the main process, where a loader is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["pipe_over", "pipeline_over"]
 
 
 def pipe_over(dataset: Any) -> Any:
-    """The pipe over a data set, which is not copied; anything else as it is.
+    """The pipe over a dataset, which is not copied; anything else as it is.
 
     Args:
         dataset: what has a length and is read by index, such as PyTorch's `Dataset` or a list; an iterable that can be

@@ -40,7 +40,7 @@ class Loader(Protocol):
 
 
 #: The loaders of this process that are not shut down, by the identity of their ends; the interpreter shuts them down
-#: when it exits. No WeakSet, which calls Python code when a loader dies: what Ctrl-C raises there is lost.
+#: when it exits. No WeakSet, which calls Python code when a loader exits: what Ctrl-C raises there is lost.
 _open_loaders: dict[int, weakref.ref[Loader]] = {}
 
 
@@ -91,7 +91,7 @@ class Ending:
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Ends all, or goes on where that was cut off. Returns when it is over, also if another thread does it."""
+        """Ends all, or continues where that was cut off. Returns when it is over, also if another thread does it."""
         if self.is_over:
             return
         self.has_begun = True
@@ -132,7 +132,7 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        self._set_over()  # and not where Ctrl-C cut it off: the next call goes on
+        self._set_over()  # and not where Ctrl-C cut it off: the next call continues
 
     def _set_over(self) -> None:
         self.is_over = True

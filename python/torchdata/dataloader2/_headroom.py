@@ -1,4 +1,4 @@
-"""The pipe behind the adapter `Headroom`: serves items again that it has kept.
+"""The pipe after the adapter `Headroom`: serves items again that it has kept.
 
 Role: stands at the end of the graph in the main process, so that what it serves costs nothing. Owns the kept items.
 """

@@ -12,7 +12,7 @@ from torchdata._reporting import warn_outside
 __all__ = ["are_idle", "warn_of_idle"]
 
 
-#: A share of fewer items is that of a small data set, or of a trial: nobody waits for it.
+#: A share of fewer items is that of a small dataset, or of a trial: nobody waits for it.
 _LEAST = 10
 
 

@@ -1,10 +1,10 @@
 """The iterator of a loader.
 
-Role: hands out the items of one epoch as long as it is the loader's valid iterator. Runs in the main process, in the
-threads that read the loader, one after the other. The loader owns the epoch; the iterator owns the limit alone.
+Role: yields the items of one epoch while it is the loader's valid iterator. Runs in the main process, in the threads
+that read the loader, one after the other. The loader owns the epoch; the iterator owns only the limit.
 
-`__next__` is paid for every item, so it stands in the extension (`DeliveryIterator`): is this iterator valid, is
-anything out of the ordinary, next item. All else stands in methods here, which that calls.
+`__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
+and whether anything unusual has happened, and then requests the next item. Everything else is done by methods here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Run(Protocol):
-    """The run of a loader's epochs, as far as an iterator uses it."""
+    """The run of a loader's epochs, with the attributes that an iterator uses."""
 
     pipeline: Pipeline
     delivery: Delivery
@@ -50,14 +50,14 @@ class Run(Protocol):
         """Ends the epoch."""
 
     def pause(self) -> None:
-        """Halts what reads ahead."""
+        """Stops reading ahead."""
 
     def resume(self) -> None:
-        """Goes on."""
+        """Continues to read ahead."""
 
 
 class Loader(Protocol):
-    """The loader, as far as an iterator uses it."""
+    """The loader, with the attributes that an iterator uses."""
 
     valid_iterator_id: int | None
     _terminated: bool
@@ -68,12 +68,12 @@ class Loader(Protocol):
 
 
 class FinishedIterator(Iterator[Any]):
-    """Takes the place of the pipeline's iterator once nothing more must be read from it.
+    """Replaces the pipeline's iterator after its end or an error.
 
     Args:
-        iterator: the pipeline's iterator, of which attributes can still be asked, or None.
-        error: the sentence to raise as a `RuntimeError` on `next`; None just ends.
-        told: the thread that knows of the error already, for which this just ends; 0 for none.
+        iterator: the pipeline's iterator, whose attributes can still be read, or None.
+        error: the message of the `RuntimeError` that `next` raises; None for a normal end.
+        told: the thread that has already received the error, for which the iteration just ends; 0 for none.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -93,14 +93,21 @@ class FinishedIterator(Iterator[Any]):
 
 
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
-    """The iterator that `iter(loader)` returns: the items of one epoch.
+    """The iterator that `iter(loader)` returns: it yields the items of one epoch.
 
-    A loader has one valid iterator; the next `iter(loader)` invalidates it. Attributes that it lacks are
-    those of the pipeline's own iterator.
+    A loader has one valid iterator, which the next `iter(loader)` invalidates. Other attributes are those of the
+    pipeline's own iterator.
 
     Args:
         dataloader: the loader.
-        iterator_id: the number by which the loader knows its valid iterator.
+        iterator_id: the number by which the loader recognizes its valid iterator.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> iterator = iter(DataLoader2(IterableWrapper(range(2))))
+        >>> next(iterator), list(iterator)
+        (0, [1])
     """
 
     def __new__(cls, dataloader: Loader, iterator_id: int) -> DataLoader2Iterator[T_co]:
@@ -118,7 +125,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         def __next__(self) -> T_co: ...
 
     def _wait_until_released(self) -> None:
-        """Before the next item of a loader that is paused, limited, or held while its state is taken."""
+        """Runs before the next item of a loader that is paused, limited, or locked while its state is taken."""
         run = self._run
         with run.held:
             pass  # until who takes the state has done so
@@ -126,16 +133,16 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Behind it, once it has come."""
+        """Runs after this item has arrived."""
         if self.limit_threshold is not None:
             self._after_limit()
 
     def _go_on_cut(self) -> None:
-        """Notes that the loader goes on though its last item was cut off."""
+        """Records that the loader continues although Ctrl-C has interrupted its last item."""
         self._run.position.go_on_cut()
 
     def _refuse(self) -> Never:
-        """Raises the error of an iterator whose epoch was left, now or while it was asked for an item."""
+        """Raises the error of an iterator whose epoch was abandoned, before or during the request for an item."""
         if self.dataloader._terminated:
             raise RuntimeError(SHUT_DOWN)
         if self.dataloader.valid_iterator_id == self.iterator_id:
@@ -151,7 +158,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""
+        """Ends the epoch after an error. A further error during that becomes a note."""
         self._run.close(because=error)
         fold(error)
 
@@ -162,19 +169,19 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._pause()
 
     def _pause(self) -> None:
-        """Pauses the loader: threads and processes halt, the state stays, until `resume()`."""
+        """Pauses the loader: threads and processes stop and keep their state until `resume()`."""
         self._run.pause()
         self.limit_counter = 0
 
     def resume(self) -> None:
-        """Lets a paused loader go on: the same iterator yields the following items."""
+        """Resumes a paused loader: the same iterator yields the following items."""
         self._run.resume()
 
     def limit(self, num_batches: int | None) -> None:
-        """Pauses the loader each time that so many items were yielded, counted from now on.
+        """Pauses the loader after every `num_batches` items, counted from now on.
 
-        A loop over the iterator ends at the pause, and goes on after `resume()`. While the loader is paused,
-        its threads and processes halt, so that its state can be looked at.
+        A loop over the iterator ends at the pause and can continue after `resume()`. While the loader is paused, its
+        threads and processes stop, so that you can inspect their state.
 
         Args:
             num_batches: the number of items between two pauses; None removes the limit.

@@ -1,8 +1,8 @@
-"""How many items an epoch of a loader has, counted in main before or while workers and ranks run.
+"""How many items an epoch of a loader has, counted in the main process before or while workers and ranks run.
 
 Role: makes copies of the pipes, not of their data, gives each copy the share of a worker of a rank, as the reading
-services do, and asks it for its length. Runs in main and starts nothing. The copies are this module's own, so neither
-the loader's graph nor a running iteration sees them.
+services do, and asks it for its length. Runs in the main process and starts nothing. The copies are this module's own,
+so neither the loader's graph nor a running iteration sees them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """The value of an attribute with copies in the place of pipes."""
+    """The value of an attribute with copies in place of pipes."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -64,7 +64,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _Counted(DispatchedSource):
-    """Stands for a part of the graph that runs elsewhere: knows how many items come from there."""
+    """Represents a part of the graph in other processes, with its number of items."""
 
     count = 0
 

@@ -54,7 +54,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def go_on(self) -> None:
-        """Takes the seeds of the epoch that is gone on with, as they were at its beginning."""
+        """Takes the seeds of the epoch that is resumed, as they were at its beginning."""
         self.generator = copy.copy(self.initial)
         self.is_restored = False
 

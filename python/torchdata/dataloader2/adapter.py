@@ -1,9 +1,7 @@
 """Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
 
-Adapters are functions from graph to graph, called once, in the order given to `DataLoader2`. An adapter may also
-change how the reading service runs the graph.
-
-Role: what users ask for before anything runs. Runs in the main process; an adapter owns nothing but its options.
+An adapter is a function from graph to graph. `DataLoader2` calls its adapters once, in the given order. An adapter may
+also change how the reading service runs the graph. Runs in the main process; an adapter owns only its options.
 """
 
 from __future__ import annotations
@@ -34,7 +32,18 @@ __all__ = [
 
 
 class Adapter:
-    """Base class of changes to a pipe graph: `adapter(datapipe)` returns the changed graph."""
+    """Base class of adapters: `adapter(datapipe)` returns the changed graph.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import Adapter
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> class Shortened(Adapter):
+        ...     def __call__(self, datapipe):
+        ...         return datapipe.header(2)
+        >>> list(DataLoader2(IterableWrapper(range(5)), Shortened()))
+        [0, 1]
+    """
 
     @abstractmethod
     def __call__(self, datapipe: DataPipe) -> DataPipe:
@@ -49,13 +58,13 @@ class Adapter:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Changes the loader's copy of the reading service before it takes over the graph.
+        """Changes the loader's copy of the reading service before the service takes over the graph.
 
         Args:
-            reading_service: the loader's copy; not called where the loader has none.
+            reading_service: the loader's copy; this is not called if the loader has no service.
 
         Returns:
-            The service that the loader is to use, which may be the same one.
+            The service that the loader uses, which may be the same one.
         """
         return reading_service
 
@@ -84,13 +93,13 @@ class Shuffle(Adapter):
 
 
 class CacheTimeout(Adapter):
-    """Sets how long every `end_caching` of the graph waits for a file that another process is making.
+    """Sets how long each `end_caching` of the graph waits for a file that another process is computing.
 
     Args:
         timeout: seconds.
 
     Raises:
-        ValueError: `timeout` is no positive number.
+        ValueError: `timeout` is not a positive number.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -107,18 +116,18 @@ class CacheTimeout(Adapter):
         self.timeout = timeout
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the timeout of every pipe that has one to set."""
+        """Sets the timeout of every pipe that has a timeout."""
         _tell_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 
 
 class InvalidateCache(Adapter):
-    """Makes the loader read and make everything anew once: what the caches of the graph hold counts for nothing.
+    """Makes the loader ignore the present content of the caches once, and read and compute everything again.
 
     Args:
-        in_memory: whether the items of every `in_memory_cache` are forgotten.
-        on_disk: whether files of every `on_disk_cache` that were written before now count as missing. They are
-            replaced one by one, when it is their turn; what this loader (or another one) writes from now on is kept.
+        in_memory: whether the items of every `in_memory_cache` are dropped; True by default.
+        on_disk: whether files of every `on_disk_cache` that were written before now count as missing; True by default.
+            They are replaced one by one. Files that any loader writes from now on are kept.
 
     Example:
         >>> from pathlib import Path
@@ -138,7 +147,7 @@ class InvalidateCache(Adapter):
         self.on_disk = on_disk
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Tells every cache."""
+        """Invalidates every cache."""
         if self.in_memory:
             _tell_all(datapipe, "invalidate_cache")
         if self.on_disk:
@@ -161,7 +170,7 @@ class ShardingPolicy(Adapter):
             itself, which costs nothing if that is read by index.
 
     Raises:
-        TypeError: `block` or `splits` is no integer.
+        TypeError: `block` or `splits` is not an integer.
         ValueError: `block` or `splits` is below 1, or the reading service of the loader cannot run shards.
 
     Example:
@@ -192,16 +201,16 @@ class ShardingPolicy(Adapter):
 
 
 class PrefetchPolicy(Adapter):
-    """Sets how many items are read ahead, by every prefetching pipe of the graph and by the reading service.
+    """Sets how many items every prefetching pipe of the graph and the reading service read ahead.
 
     Args:
-        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto"
-            is passed on to `prefetch` pipes, which begin with few items, and leaves the counts of workers as they are.
-        worker: the number for each worker of the service, where it is to differ from `count`.
+        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto" is
+            passed to `prefetch` pipes, which start with few items, and does not change the counts of workers.
+        worker: the number for each worker of the service; None (the default) for `count`.
 
     Raises:
-        TypeError: a count is no integer.
-        ValueError: a count is negative.
+        TypeError: a number is not an integer.
+        ValueError: a number is negative.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -221,7 +230,7 @@ class PrefetchPolicy(Adapter):
         self.worker = count if worker is None else worker
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the buffer size of prefetching pipes, or removes those that do nothing but prefetch."""
+        """Sets the buffer size of prefetching pipes, or removes pipes that do nothing except prefetch."""
         from torchdata.datapipes.iter import Prefetcher
 
         for pipe in whole(datapipe).breadth_first():
@@ -237,17 +246,17 @@ class PrefetchPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Sets the counts of the service, if it knows such."""
+        """Sets the counts of the service, if it has any."""
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service
 
 
 class FullSync(Adapter):
-    """Ends the graph in the pipe `FullSync`, where it does not yet: all ranks end their epochs together.
+    """Appends the pipe `FullSync` if the graph does not end with it, so that all ranks end their epochs together.
 
     Args:
-        timeout: seconds that one rank waits for the others at each item.
+        timeout: seconds for which a rank waits for the others at each item.
 
     Example:
         >>> from torchdata.dataloader2.adapter import FullSync
@@ -267,10 +276,11 @@ class FullSync(Adapter):
 
 
 class PinMemory(Adapter):
-    """Ends the graph in the pipe `PinMemory`, where it does not yet: batches are copied to pinned memory ahead of use.
+    """Appends the pipe `PinMemory` if the graph does not end with it: batches are copied to pinned memory before they
+    are used.
 
     Args:
-        device: the CUDA device that the memory is pinned for; None for the current one.
+        device: the CUDA device for which memory is pinned; None (the default) for the current device.
 
     Example:
         >>> from torchdata.dataloader2.adapter import PinMemory
@@ -290,18 +300,18 @@ class PinMemory(Adapter):
 
 
 class Headroom(Adapter):
-    """Serves the first items again and again, from memory: how fast could the program be if loading cost nothing?
+    """Repeats the first items from memory, to measure how fast the program would be if loading cost nothing.
 
-    Compare the time of a step with and without it. Items are the same objects each time, so a program that changes them
-    finds them changed.
+    Compare the time of a training step with and without it. The items are the same objects each time, so changes to
+    them stay.
 
     Args:
-        items: how many items are loaded, once, and kept.
-        length: how many items an epoch has; None for as many as the pipeline has, or if that is not known, 100 for
-            each kept one.
+        items: number of items that are loaded once and kept.
+        length: number of items in an epoch; None (the default) for the length of the pipeline, or 100 for each kept
+            item if the length is not known.
 
     Raises:
-        TypeError: a count is no integer.
+        TypeError: a number is not an integer.
         ValueError: `items` is below 1, or `length` is negative.
 
     Example:

@@ -1,9 +1,7 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down, whatever
-happens. Runs in the main process, in any thread: one that begins an epoch, loads a state or shuts the loader down
-excludes the others that do. Its parts are the pipeline, the seeds, the run of the epochs, the keeper of states and the
-recorder of statistics; each owns what is its own, and the loader locks, ends and shows them.
+Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down. Runs in any
+thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader down.
 """
 
 from __future__ import annotations
@@ -62,43 +60,39 @@ _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_ru
 
 
 class DataLoader2(Finalized, Generic[T_co]):
-    """Loads data through a pipe graph: iterate it once per epoch.
+    """Loads data through a pipe graph: iterate the loader once per epoch.
 
-    To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
-    `DataLoader2[Any]` of any other object, and if adapters are functions, which may change the items.
+    The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
+    copied: the main process reads the original objects, and forked workers inherit them. Only the start methods "spawn"
+    and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second `iter()` ends the
+    epoch, and the next `iter()` begins a new one. End the loader with `shutdown()`, or use it as a context manager. To
+    pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
 
-    The loader works on copies of the pipes and of the service, so both can be used again elsewhere. The data in the
-    pipes is not copied: in the main process items come from the objects that the pipes were made of, and forked workers
-    inherit these. Only the start methods "spawn" and "forkserver" pickle them, once for all workers. An error
-    in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
-    epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
-    `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
-
-    Threads may share an iterator, whose items then go to one of them each. A copy, by `copy` or pickle, is a loader of
-    its own that has not begun.
+    Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
+    separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
+    a `DataLoader2[T]`. If adapters are functions, it is a `DataLoader2[Any]`.
 
     Args:
-        datapipe: the last pipe of the graph, or a data set: what has a length and is read by index, such as PyTorch's
-            `Dataset`, or an iterable that can be read again and again. A `MapDataPipe` is read from index 0 on, and so
-            is such a data set; workers share its items only behind a `sharding_filter`, which `from_dataset` adds.
-            None only if `load_state_dict` follows. Anything else is an error when the
-            loader is used.
-        datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
-        reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
-        num_workers: number of worker processes, in the place of a `reading_service`: the short form of
+        datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
+            that can be read several times. Workers share the items of a dataset only after a `sharding_filter`, which
+            `from_dataset` adds. None is allowed only if `load_state_dict` follows. Any other object is an error when
+            the loader is used.
+        datapipe_adapter_fn: an adapter, or several that are applied to the copy of the graph in their order; None by
+            default.
+        reading_service: the service that runs the graph; None runs it in this process, with the seeds of the pipes.
+        num_workers: number of worker processes, 0 by default. This is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
-        splits: the number of shards of each epoch, for any number of workers and ranks: the short form of the adapter
+        splits: the number of shards of each epoch, for any number of workers and ranks: short for the adapter
             `ShardingPolicy(splits=splits)`; None for one shard for each worker.
-        stats: what is counted: "counts", which costs nothing, or "full", which takes the time of each pipe, too; None
-            for what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
-        stall_warning: after how many seconds in which `next` got no item a `RuntimeWarning` says who waits for whom,
-            and where; None: never.
-        of_torchs_loader: nothing. Arguments of torch's `DataLoader` are refused by a message that says what takes their
-            place.
+        stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. None uses the
+            environment variable `TORCHDATA_STATS`, or otherwise "counts". See `stats()`.
+        stall_warning: seconds without an item after which a `RuntimeWarning` describes which process waits for which;
+            60 by default, None for no warning.
+        of_torchs_loader: no values. An argument of torch's `DataLoader` is an error that names its replacement.
 
     Raises:
-        TypeError: an argument is of another kind, or the pipe or the service cannot be copied; the message
-            names the attribute at fault.
+        TypeError: an argument has the wrong type, or the pipe or the service cannot be copied; the message names the
+            attribute.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -164,7 +158,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
-        """Makes what belongs to a loader that has not begun. It is open from then on."""
+        """Creates the attributes of a loader that has not started."""
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(pipeline, seeds, self._run)
@@ -189,13 +183,13 @@ class DataLoader2(Finalized, Generic[T_co]):
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
-        """A copy of the graph as it was after the adapters and before the service."""
+        """A copy of the graph after the adapters and before the service."""
         return self._pipeline.snapshot.copy()
 
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
-        """Makes the next epoch begin with the seeds with which the last one began.
+        """Makes the next epoch use the seeds with which the last epoch began.
 
-        To be called after a state was loaded, to run the epoch again in which the state was saved.
+        Call it after a state was loaded, to repeat the epoch in which the state was saved.
         """
         self._seeds.repeat()
         self._run.place = None
@@ -218,35 +212,37 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
-        """A loader of a data set, with the usual pipeline: order, share, batch, collate.
+        """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
-        Workers divide a data set that is read by index by its indices, so each item is loaded once. An iterable is read
-        whole in each worker, of which each takes its share, so its order must be the same in all workers: one that
-        shuffles needs a seed that they share, and different orders are an error. To have one process read it, give
-        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. An iterable that divides itself among workers, as
-        those of Hugging Face, webdataset, litdata and mosaicml-streaming, is read by each worker in part. But for the
-        latter, items come in the same order, and in the same batches, whatever the number of workers.
+        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
+        reads an iterable completely and keeps its share. Its order must therefore be the same in all workers; different
+        orders are an error. To read it in one process only, use
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Iterables that divide themselves among workers, such
+        as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For all others, the
+        items and batches are the same for any number of workers.
 
-        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers are told the epoch that
-        you have set, before each epoch. Set the same epoch before you go on from a state that was saved inside one.
+        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
+        you have set before each epoch. Set the same epoch before you resume from a state inside an epoch.
 
         Args:
-            dataset: what has a length and is read by index, such as PyTorch's `Dataset`; an iterable that can be read
-                again and again; a generator function; or a pipe. One that has a sharding pipe gets no other.
-            batch_size: items per batch; None yields single items, uncollated.
-            shuffle: whether each epoch has a random order of its own: of all items by index, or of those of an iterable
-                through the buffer of `shuffle()`.
-            num_workers: number of worker processes; 0 reads in this process; "auto" chooses once, by the cores.
-            sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
+            dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
+                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, no other is added.
+            batch_size: items per batch; None, the default, yields single items without collating them.
+            shuffle: whether each epoch has a random order. An iterable is shuffled in the buffer of `shuffle()`.
+            num_workers: number of worker processes; 0 (the default) reads in this process; "auto" depends on the cores.
+            sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
-            collate_fn: a function of a batch, or of an item if `batch_size` is None. None makes arrays (with PyTorch
-                loaded, tensors) of batches.
-            seed: from which all epochs follow, as by `seed()`.
+            collate_fn: a function of a batch, or of an item if `batch_size` is None. None converts batches to arrays,
+                or to tensors if PyTorch is imported.
+            seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
-            reading_service: how the pipeline is run, in the place of `num_workers`.
+            reading_service: the service that runs the pipeline, instead of `num_workers`.
+
+        Returns:
+            The loader.
 
         Raises:
-            TypeError: `dataset` is none, or another argument is of another kind.
+            TypeError: `dataset` is not a dataset, or another argument has the wrong type.
             ValueError: a number is too small, or two arguments exclude each other.
 
         Example:
@@ -268,18 +264,15 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- reading -----------------------------------------------------------------------------------
 
     def __iter__(self) -> DataLoader2Iterator[T_co]:
-        """Begins an epoch and returns its iterator, which invalidates the ones before.
+        """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was asked of the last iterator, the new one takes over its epoch.
-
-        A thread that reads the epoch before gets a RuntimeError once the item that it is at has come, which is waited
-        for.
+        If no item was requested from the last iterator, the new one takes over its epoch. If another thread is waiting
+        for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
 
         Raises:
-            RuntimeError: the loader was shut down, or has no pipe; or this process is a forked child of the one whose
-                worker processes run it.
-            TypeError: what the loader was given is no pipe; or a reading service's state was loaded, and the service
-                cannot take it.
+            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child of the main
+                process.
+            TypeError: the loader has no valid pipe, or the service cannot load the state of a service.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -306,14 +299,14 @@ class DataLoader2(Finalized, Generic[T_co]):
             return DataLoader2Iterator(self, number)
 
     def __len__(self) -> int:
-        """The number of items of an epoch. Asking starts nothing.
+        """The number of items of an epoch. This starts no worker.
 
-        Each worker's share is counted, and of all ranks the least, because they end together; that takes for granted
-        that the ranks read the same data.
+        The shares of all workers are added. With ranks it is the smallest share of a rank, because all ranks end
+        together, if all ranks read the same data.
 
         Raises:
-            TypeError: it is not known: a pipe does not know its length, a function of the service may change the graph,
-                or the service does not say how it shares out the items.
+            TypeError: the length is not known: a pipe has no length, a function of the service may change the graph, or
+                the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -321,33 +314,31 @@ class DataLoader2(Finalized, Generic[T_co]):
         return True  # whatever its length
 
     def seed(self, seed: int) -> None:
-        """Sets the seed from which all seeds of the following epochs are drawn.
+        """Sets the seed of all following epochs.
 
         Args:
             seed: an integer from 0 to 2**64 - 1.
 
         Raises:
-            TypeError: the seed is no integer.
+            TypeError: the seed is not an integer.
             ValueError: the seed is out of range.
         """
         self._seeds.give(check_seed(seed))
 
     def skip(self, count: int) -> int:
-        """Passes over the next items of the epoch that runs, or of a new one: over bad data, for one.
+        """Skips the next items of the current epoch, or of a new one, for example broken data.
 
-        They are made and dropped. With ranks each rank passes over its own items, so all ranks must call it at the same
-        step with the same number.
-
-        The next `iter` goes on behind them.
+        The items are computed and dropped. With ranks, each rank skips items of its own share, so all ranks must call this
+        at the same step with the same number.
 
         Args:
-            count: how many items.
+            count: the number of items.
 
         Returns:
-            How many there were: fewer if the epoch has ended.
+            The number of skipped items, which is smaller than `count` if the epoch has ended.
 
         Raises:
-            TypeError: `count` is no integer.
+            TypeError: `count` is not an integer.
             ValueError: `count` is negative.
         """
         count, run = number_of_items("count", count), self._run
@@ -368,50 +359,52 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- states ------------------------------------------------------------------------------------
 
     def state_dict(self, *, items_ago: int = 0, with_pipe: bool | None = None) -> dict[str, Any]:
-        """The state of the loader, from which `load_state_dict` or `from_state` make one that goes on alike.
+        """Returns the state of the loader, from which `load_state_dict` or `from_state` resume.
 
-        May be called at any time: between two items, before the first and after the last one, while the loader is
-        paused, from another thread or a signal handler. It changes nothing, and nothing changes what it returns. The
-        remaining items, their order, and all later epochs of the loader that goes on are those of this one. After the
-        last item, that is the rest of the epoch, which is empty, until its end was reached (`StopIteration`), and the
-        next epoch from then on. So it is if an error has ended the epoch. After `shutdown()` it is that of before.
+        You may call this at any time: between items, before the first or after the last item, while the loader is
+        paused, in another thread or in a signal handler. It changes nothing. A loader that loads the state yields the
+        remaining items in the same order, and then the same later epochs. After the last item, the state still belongs
+        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, it belongs to the
+        next one.
 
-        - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes, or None.
-        - `pipeline`: what it is made of, by which another one is known, without the secrets among its arguments.
-        - `reading_service_state`: what the service's `checkpoint` returned, or None.
-        - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
-        - `iteration_state`: the place inside the epoch; None between two epochs that follow from their seeds.
-        - `ranks`: the rank, how many there are, and whether the epoch began without any; absent without ranks.
-        - `version`: of this layout.
-        - `checksums`: of the others, by which damage is noticed before anything is unpickled.
-
-        All of it is plain data.
+        The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows what it
+        contains.
 
         Args:
-            items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
-            with_pipe: whether the state holds the pipe itself. `from_state` needs the pipe; `load_state_dict` of a
-                loader that has the pipe does not. None: if the pipe can be pickled, to at most 1 MiB.
+            items_ago: returns the state as it was this number of items ago, for items that you requested and have not
+                used yet; 0 by default.
+            with_pipe: whether the state contains the pipe, which only `from_state` needs. None, the default, includes
+                it if it can be pickled to at most 1 MiB.
 
         Raises:
             RuntimeError: the loader has no pipe.
-            TypeError: `with_pipe` is True, and the pipe cannot be pickled: the message names the attribute at fault.
-                Or the loader reads something that is not a pipe.
-            ValueError: so many items were not given in this epoch.
+            TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
+                loader reads something that is not a pipe.
+            ValueError: fewer than `items_ago` items were delivered in this epoch.
+
+        Example:
+            >>> from torchdata.dataloader2 import DataLoader2
+            >>> from torchdata.datapipes.iter import IterableWrapper
+            >>> loader = DataLoader2(IterableWrapper(range(4)))
+            >>> next(iter(loader))
+            0
+            >>> state = loader.state_dict()
+            >>> resumed = DataLoader2(IterableWrapper(range(4)))
+            >>> resumed.load_state_dict(state)
+            >>> list(resumed)
+            [1, 2, 3]
         """
         ago = number_of_items("items_ago", items_ago)
         return self._keeper.take(ago, with_pipe, has_begun=self.valid_iterator_id is not None)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
-        """Makes this loader, of which no item may have been asked for, go on where a state was saved.
+        """Resumes from a state; no item of this loader may have been requested before.
 
-        The loader's own pipe is read, if it has one, which must be made of the same pipes, functions and parameters,
-        and read data of the same kind and length; else that of the state, to which the loader's adapters are applied.
-        An iterator that was made but not asked for an item yet goes on as one of the loaded loader. The size of
-        batches and the settings of the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved
-        between two epochs.
-
-        A state of torchdata 0.9 holds no position inside an epoch, and does not describe its pipe: the epoch of the
-        loader's pipe starts again with the seed of the state, and a UserWarning says so.
+        If the loader has a pipe, it must consist of the same pipes, functions and parameters, and read data of the same
+        kind and length. Otherwise the pipe of the state is used, with the loader's adapters. An iterator that already
+        exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only if the state
+        was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description
+        of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The service may have another number of workers than the one with which the state was saved, and of ranks, where
         the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
@@ -419,19 +412,18 @@ class DataLoader2(Finalized, Generic[T_co]):
         `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
 
         Args:
-            state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank.
-            strict: False loads it into another pipeline, too, as far as its pipes are of the same classes, and does not
-                compare what the pipeline makes again with what it made.
-            allow_pickle: whether what only pickle can hold is unpickled, which may run any code: load such a state only
-                if you trust its writer. False refuses it, and names the pipe at fault. The loader must have its pipe
-                then.
+            state_dict: what `state_dict` returned, or a dict of the states of all ranks, by rank.
+            strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
+                True by default. With False, the state is loaded if the pipes have the same classes.
+            allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. With
+                False, such a state is an error that names the pipe, and the loader must have a pipe.
 
         Raises:
-            RuntimeError: an item of the loader was asked for before, or it was shut down.
-            TimeoutError: a thread that read ahead for the iterator before does not end.
-            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
-                of another pipeline, or it needs modules that are not here, or holds what must not be unpickled. The
-                loader is as it was then.
+            RuntimeError: an item was requested before, or the loader was shut down.
+            TimeoutError: a thread that reads ahead for an earlier iterator does not end.
+            TypeError, ValueError: this is not a state of a loader, is damaged, has another version, belongs to another
+                pipeline, needs missing modules, or contains values that must not be unpickled. The loader is then
+                unchanged.
         """
         with self._ending.changing:
             if self._terminated:
@@ -442,16 +434,21 @@ class DataLoader2(Finalized, Generic[T_co]):
     def from_state(
         cls, state: dict[str, Any], reading_service: ReadingServiceInterface | None, *, strict: bool = True
     ) -> DataLoader2[Any]:
-        """A new loader with the pipe of a saved state, which goes on where that was saved.
+        """Creates a loader with the pipe of a state, and resumes from the state.
 
         Args:
-            state: what `state_dict` returned, or that of all ranks, by rank. It is unpickled: load only what you trust.
-            reading_service: how the graph is run; takes the service's part of the state, if there is one.
-            strict: whether an error says so where the pipeline does not repeat what it did.
+            state: what `state_dict` returned, or a dict of the states of all ranks, by rank. It is unpickled, so load
+                only states that you trust.
+            reading_service: the service that runs the graph and loads its part of the state; None runs it in this
+                process.
+            strict: whether it is an error if the pipeline does not repeat its items; True by default.
+
+        Returns:
+            The loader.
 
         Raises:
-            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
-                it needs modules that are not here; or it holds no pipe.
+            TypeError, ValueError: this is not a state of a loader, is damaged, has another version, needs missing
+                modules, or contains no pipe.
         """
         state, places = checked(state)
         datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
@@ -464,14 +461,14 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
+        """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        Threads in which pipes read ahead here end after the item that they are at. That is waited for, up to 2 s, so
-        that they draw no random numbers from then on, which may be those of another loader.
+        Threads of pipes in the main process end after their current item. This waits up to 2 s for them, because they
+        might still draw random numbers.
 
-        May be called any number of times, by several threads at once, all of which return when it is done. A thread
-        that reads gets a RuntimeError. Where Ctrl-C cut it off, the next call goes on. In a forked child, which only
-        inherited the loader, the processes of the service are left alone.
+        You may call this several times and from several threads. A thread that reads gets a RuntimeError. If Ctrl-C
+        interrupts the call, the next call continues. A forked child that has inherited the loader does not end its
+        workers.
         """
         if not self._ended:
             try:
@@ -480,8 +477,7 @@ class DataLoader2(Finalized, Generic[T_co]):
                 self._ended = self._ending.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Does the work of `__del__`: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off
-        before."""
+        """Does the work of `__del__`: shuts down, and delivers Ctrl-C afterwards."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -515,20 +511,26 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- what it says of itself --------------------------------------------------------------------
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """The loader's counts: rates, waits, memory, by process and by pipe. `print` shows them as a table.
+        """Returns the loader's counts by process and pipe: rates, waits, memory. `print` shows them as a table.
 
-        They can be asked for at any time, also from another thread and after `shutdown`.
+        You may call this at any time, also in another thread and after `shutdown`.
 
         Args:
-            since: earlier statistics of this loader, from which on to count; None counts from its first epoch.
+            since: earlier statistics of this loader, which are subtracted; None counts from the first epoch.
+
+        Returns:
+            The statistics.
         """
         return self._recorder.stats(since)
 
     def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """Tells in words what limits the program: loading or training, which worker, which pipe, and what would help.
+        """Describes what limits the program: loading or training, which worker, which pipe, and what would help.
 
         Args:
-            since: earlier statistics of this loader, from which on to look; None looks at all epochs.
+            since: earlier statistics of this loader, which are subtracted; None describes all epochs.
+
+        Returns:
+            The diagnosis; `print` shows it as text.
         """
         from torchdata._observe.stats.diagnosis import diagnose
 
@@ -538,21 +540,20 @@ class DataLoader2(Finalized, Generic[T_co]):
         return diagnose(stats)
 
     def picture(self) -> Picture:
-        """A drawing of the loader's processes and counts; before the first epoch, of its pipeline. See
-        `stats().picture()`."""
+        """Draws the loader's processes and counts, or its pipeline before the first epoch. See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())
 
     def progress(self, **options: Any) -> Progress[T_co]:
-        """Iterates over an epoch and shows how it goes: items a second, how much is done, how long is waited.
+        """Iterates over an epoch with a progress bar: items per second, completed share, waiting time.
 
-        The bar is `tqdm`'s, or where that is not installed `rich`'s, which asks for ipywidgets in notebooks. Terminals
-        and notebooks show it. There is none elsewhere, so that logs stay clean, nor where neither is installed.
+        The bar is that of `tqdm`, or of `rich` if tqdm is not installed (which needs ipywidgets in notebooks). Only
+        terminals and notebooks show it, so logs stay clean.
 
         Args:
-            options: `description` (text before the bar), `file` (where it goes instead of stderr), `interval` (seconds
-                between two looks at the waits, 0.5) and `backend` ("tqdm" or "rich" for one of them in particular).
+            options: `description` (text before the bar), `file` (instead of stderr), `interval` (seconds between two
+                updates of the waiting time, 0.5 by default) and `backend` ("tqdm" or "rich").
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2
@@ -595,5 +596,5 @@ class DataLoader2(Finalized, Generic[T_co]):
 
 
 def _serialized(snapshot: Snapshot) -> bytes:
-    """By the function that stands in this module as `serialize_datapipe`, where old tests patch it."""
+    """Serializes by the `serialize_datapipe` of this module, which old tests replace."""
     return serialize_datapipe(snapshot)

@@ -10,7 +10,13 @@ __all__ = ["PauseIteration", "PrefetchTimeoutError", "RanksLostError", "WorkerEx
 
 
 class PauseIteration(StopIteration):
-    """Ends a loop over the loader without ending the epoch: after `resume()` the same iterator goes on."""
+    """Ends a loop over the loader without ending the epoch. After `resume()`, the same iterator continues.
+
+    Example:
+        >>> from torchdata.dataloader2 import PauseIteration
+        >>> issubclass(PauseIteration, StopIteration)
+        True
+    """
 
 
 publish(globals(), PrefetchTimeoutError, RanksLostError, WorkerExitedError)

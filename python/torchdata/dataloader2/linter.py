@@ -1,9 +1,7 @@
 """Checks that find likely mistakes in a pipe graph before it runs: `lint`.
 
-It looks at the shape of a graph and at what its pipes are, and runs nothing. `MultiProcessingReadingService` calls it
-before it starts workers, and warns of what would silently duplicate or lose data.
-
-Role: rules over graphs. Runs in the main process, in the thread that asks; owns nothing.
+The checks inspect the shape of a graph and the types of its pipes, and run nothing. `MultiProcessingReadingService`
+calls them before it starts workers, and warns about mistakes that would silently duplicate or lose data.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, islice
+from math import gcd
 from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
@@ -31,11 +30,13 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler
+from torchdata.datapipes.state import is_one_to_one
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
     "local-path",
+    "mix-before-sharding",
     "no-shuffle-before-sharding",
     "not-sharded",
     "own-order",
@@ -49,7 +50,7 @@ Kind = Literal[
 
 
 class DataPipeLintWarning(UserWarning):
-    """Says that workers would duplicate or lose data."""
+    """Warns that workers would duplicate or lose data."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,11 @@ class Finding:
     """A likely mistake in a pipe graph.
 
     Args:
-        kind: which mistake it is.
-        message: what goes wrong, where, and what to do, in one sentence. `str` of the finding gives it.
-        datapipe: the pipe that it is about.
-        silent: whether data is duplicated or lost for certain, and nothing else would tell. Pipes of your own, and
-            iterables of your own in an IterableWrapper, may divide their items by themselves: findings that rest on
-            such pipes are not certain.
+        kind: the name of the mistake.
+        message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
+        datapipe: the pipe that the finding is about.
+        silent: whether data is certainly duplicated or lost without an error. A finding is not certain if it depends on
+            your own pipes or iterables, because these may divide their items among workers themselves.
     """
 
     kind: Kind
@@ -77,26 +77,22 @@ class Finding:
 def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remote: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
-    Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
-    branches of which some are sharded; a second `sharding_filter` behind a first one; a `shuffle` behind
-    `sharding_round_robin_dispatch` where no seed is given; and a `sharding_filter` behind a source that divides its
-    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them. It
-    finds a `sharding_filter` behind an iterable that shuffles by itself, whose order may differ from worker to worker.
-    And it finds a function before a `sharding_filter`, which each worker calls for all items, and blocks so large that
-    some workers get none. If the workers run on other machines, it finds sources that read a file or a folder of this
-    one.
+    It finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter` without a
+    `shuffle` before it, and expensive functions in front of the filter. It also finds `mux` or another mix in a fixed
+    pattern before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio. For
+    workers on other machines, it finds files and folders of this machine.
 
     Args:
         datapipe: the last pipe of the graph.
-        num_workers: in how many worker processes the graph is to run; with fewer than 2 none can duplicate data.
-        seeded: whether `DataLoader2.seed` sets the seed, so that shuffling in the workers is repeatable.
-        remote: whether the workers run on other machines, as those of `RayReadingService` do.
+        num_workers: number of worker processes that will run the graph; with fewer than 2, no data can be duplicated.
+        seeded: whether you call `DataLoader2.seed`, so that shuffling in the workers is repeatable.
+        remote: whether the workers run on other machines, as with `RayReadingService`.
 
     Returns:
-        The findings, from the sources of the graph to its end; empty if nothing was found.
+        The findings, ordered from the sources of the graph to its end; empty if there are none.
 
     Raises:
-        TypeError: `datapipe` is no pipe, or `num_workers` is no integer.
+        TypeError: `datapipe` is not a pipe, or `num_workers` is not an integer.
         ValueError: `num_workers` is negative.
 
     Example:
@@ -116,21 +112,21 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remo
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
-    """Warns of what `lint` is certain about and nothing else would tell, at the line outside of this package."""
+    """Warns about certain mistakes that cause no error, at the caller's line outside of this package."""
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)
 
 
 def warn_of_local_paths(datapipe: DataPipe) -> None:
-    """Warns of files and folders of this machine that a graph reads which is to run on others."""
+    """Warns about files and folders of this machine if the graph will run on other machines."""
     for finding in _Linter(Graph(datapipe), 1, seeded=True, remote=True).findings():
         if finding.kind == "local-path":
             warn_outside(str(finding), DataPipeLintWarning)
 
 
 class _Linter:
-    """One look at one graph."""
+    """The checks of one graph."""
 
     def __init__(self, graph: Graph, num_workers: int, seeded: bool, remote: bool = False) -> None:
         self.remote = remote
@@ -144,7 +140,7 @@ class _Linter:
         self.cut = cut
         #: Pipes of the part that runs once, in the dispatching process.
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
-        #: Pipes that stay in main: those that cannot be replicated, and their readers.
+        #: Pipes that stay in the main process: pipes that cannot be replicated, and their readers.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (
@@ -160,6 +156,7 @@ class _Linter:
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
             found += [*self._own_order(), *self._work_before_sharding(), *self._too_few_blocks()]
+            found += self._mix_before_sharding()
         if self.remote:
             found += self._local_paths()
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
@@ -194,7 +191,7 @@ class _Linter:
         if self.cut is None or self.seeded:
             return
         if is_shuffler(self.cut) or self._shuffled_before(self.cut):
-            return  # all items are mixed before they are dealt out
+            return  # all items are shuffled before they are dispatched
         for pipe in self.pipes:
             in_workers = id(pipe) not in self.dispatched | self.in_main
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
@@ -208,7 +205,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Follows from the sources to the end whose items are each worker's own, and whose all workers yield."""
+        """Finds pipes whose items all workers yield, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -293,6 +290,21 @@ class _Linter:
                     pipe,
                 )
 
+    def _mix_before_sharding(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            batched = any(_name(reader) == "Batcher" and self._reads(reader, pipe) for reader in self.pipes)
+            if not _divides(pipe) or id(pipe) in self.dispatched or not batched:
+                continue
+            mix, period = self._fixed_mix(pipe)
+            if mix is not None and gcd(period, self.num_workers) > 1 and vars(pipe).get("_block", 1) % period:
+                yield Finding(
+                    "mix-before-sharding",
+                    f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
+                    f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
+                    "the ratio of the mix; put `.sharding_filter()` into each input, before they are mixed",
+                    pipe,
+                )
+
     def _too_few_blocks(self) -> Iterator[Finding]:
         for pipe in self.pipes:
             block = vars(pipe).get("_block", 1)
@@ -332,8 +344,8 @@ class _Linter:
         if name in _LOOKING_UP:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
-                return  # every worker looks its own items up in the whole of the other input, as it should be
-            silent = False  # the pipe itself raises where an item has no partner
+                return  # each worker looks up its own items in the complete other input, which is correct
+            silent = False  # the pipe itself raises an error if an item has no partner
             harm = (
                 f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
                 f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
@@ -357,7 +369,7 @@ class _Linter:
     # -- what the graph is -------------------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
-        """All that the pipes read from, directly and indirectly."""
+        """The pipes from which these pipes read, directly or indirectly."""
         found: dict[int, Any] = {}
         left = [source for pipe in pipes for source in self.sources[id(pipe)]]
         while left:
@@ -370,8 +382,23 @@ class _Linter:
     def _reads(self, reader: Any, pipe: Any) -> bool:
         return any(source is pipe for source in self._upstream(reader))
 
+    def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
+        """The pipe that mixes its inputs in a fixed pattern in front of a filter, and the length of the pattern."""
+        unfolded = False
+        while len(sources := self.sources[id(pipe)]) == 1:
+            [pipe] = sources
+            sides = self.sources[id(pipe)]
+            if _name(pipe) in _IN_TURN or (unfolded and _name(pipe) in _SIDE_BY_SIDE):
+                sizes = [vars(side)["batch_size"] if unfolded and _name(side) == "Batcher" else 1 for side in sides]
+                return pipe, sum(sizes)
+            if _name(pipe) in _UNFOLDING:
+                unfolded = True
+            elif not is_one_to_one(pipe):
+                break
+        return None, 0
+
     def _shuffled_before(self, pipe: Any) -> bool:
-        """Whether there is a shuffler on every way from the sources to the pipe."""
+        """Whether there is a shuffler on every path from the sources to the pipe."""
         ways, opened = [pipe], {id(pipe)}
         while ways:
             sources = self.sources[id(ways.pop())]
@@ -383,14 +410,14 @@ class _Linter:
         return True
 
     def _ends_in_workers(self) -> list[Any]:
-        """The last pipes of what the workers run."""
+        """The last pipes that run in the workers."""
         ends = {id(s): s for p in self.pipes if id(p) in self.in_main for s in self.sources[id(p)]}
         if id(self.end) not in self.in_main:
             ends = {id(self.end): self.end}
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Whether it is certain that none of the pipes divides its items among workers, or has no end."""
+        """Whether it is certain that no pipe divides its items among workers or is endless."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -400,7 +427,7 @@ class _Linter:
         )
 
     def _place(self, pipe: Any) -> str:
-        """A pipe and where it stands, such as `Mapper (second from the end: IterableWrapper → Mapper)`."""
+        """The pipe with its position in the graph: `Mapper (second from the end: IterableWrapper → Mapper)`."""
         way = [pipe]
         while (sources := self.sources[id(way[-1])]) and all(sources[0] is not member for member in way):
             way.append(sources[0])
@@ -409,7 +436,7 @@ class _Linter:
         return f"{_name(pipe)} ({_ordinal(self._distance(pipe))}{f': {shown}' if len(names) > 1 else ''})"
 
     def _distance(self, pipe: Any) -> int:
-        """How many steps there are at least from the pipe to the end."""
+        """The smallest number of steps from the pipe to the end of the graph."""
         steps, seen, reached = 0, {id(self.end)}, [self.end]
         while not any(member is pipe for member in reached):
             steps += 1
@@ -418,20 +445,23 @@ class _Linter:
         return steps
 
 
-#: The longest way from the sources that is shown of a pipe.
+#: Maximum number of pipes in the path that a message shows.
 _LONGEST_WAY = 6
 
-#: Pipes that join inputs: one item after another, items side by side, and items with those looked up by key.
+#: Pipes that join inputs: one item after another, items side by side, and items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
+#: Pipes that take one item of each input in turn, and pipes that yield the members of an item.
+_IN_TURN = {"Multiplexer", "MultiplexerLongest"}
+_UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
-#: Beginnings of the names of file systems that are shared by machines.
+#: Prefixes of the names of network file systems.
 _SHARED_SYSTEMS = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "cifs", "smb", "afs", "fuse", "wekafs")
-#: So many of the elements of a list are looked at.
+#: Number of elements of a list that are inspected.
 _ELEMENTS = 4
 
-#: Pipes that call a function of the user's for each item.
+#: Pipes that call the user's function for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 _ORDINALS = (
@@ -458,7 +488,7 @@ def _paths_here(pipe: Any) -> Iterator[str]:
     """Files and folders of this machine that a pipe names in its arguments."""
     for value in vars(pipe).values():
         for one in islice(value, _ELEMENTS) if isinstance(value, (list, tuple)) else (value,):
-            # A name without a separator may be anything that a file happens to be called, too.
+            # A name without a separator need not be a path, even if a file has this name.
             if isinstance(one, os.PathLike) or (isinstance(one, str) and (os.sep in one or one == os.curdir)):
                 path = os.fspath(one)
                 if isinstance(path, str) and _is_of_this_machine(path.removeprefix("file://")):
@@ -466,7 +496,7 @@ def _paths_here(pipe: Any) -> Iterator[str]:
 
 
 def _is_of_this_machine(path: str) -> bool:
-    """Whether something is there, on a file system that is not shared by machines."""
+    """Whether the path exists, on a file system that machines do not share."""
     try:
         path = os.path.realpath(path)
         if not os.path.exists(path):
@@ -480,7 +510,7 @@ def _is_of_this_machine(path: str) -> bool:
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls a function of the user's for each item. Python's own cost next to nothing."""
+    """Whether the pipe calls the user's function for each item. Built-in functions are ignored, as they are cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -496,23 +526,23 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """The pipes whose items a pipe takes of its sources; map pipes beside iter pipes are looked up in, by key."""
+    """The sources whose items a pipe yields. A map pipe next to an iterable pipe is only used for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 
 
 def _orders(pipe: Any) -> bool:
-    """Whether the items come in an order that was thought of: shuffled, or a sampler's."""
+    """Whether the pipe determines the order of the items: a shuffler or a sampler."""
     return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
 
 
 def _divides(pipe: Any) -> bool:
-    """Whether the pipe passes on a worker's share of the items alone."""
+    """Whether the pipe yields only the worker's share of the items."""
     return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _splits_itself(pipe: Any) -> bool:
-    """Whether the pipe wraps an iterable that yields a worker's share alone."""
+    """Whether the pipe wraps an iterable that yields only the worker's share."""
     iterable = vars(pipe).get("iterable")
     return iterable is not None and not is_pipe(iterable) and splits_itself(iterable)
 
@@ -530,18 +560,18 @@ def _is_ours(pipe: Any) -> bool:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a pipe's attribute is a pipe or a dataset of another library."""
+    """Whether an attribute of a pipe is a pipe or a dataset of another library."""
     names = {cls.__name__ for cls in type(value).__mro__}
     return not is_pipe(value) and not names.isdisjoint(("IterDataPipe", "MapDataPipe", "IterableDataset"))
 
 
 def _is_endless(pipe: Any) -> bool:
-    """Whether the pipe never ends: what workers yield of it is then no copy that anybody counts."""
+    """Whether the pipe never ends. Repeated items are then expected."""
     return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 
 def _is_plain(iterable: Any) -> bool:
-    """Whether what an IterableWrapper wraps is data; an iterable of the user's may know which worker it runs in."""
+    """Whether an IterableWrapper wraps plain data. The user's own iterable may divide its items among workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)

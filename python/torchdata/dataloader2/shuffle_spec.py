@@ -8,4 +8,4 @@ __all__ = ["ShuffleSpec"]
 
 
 class ShuffleSpec(abc.ABC):  # noqa: B024 - a marker that users subclass
-    """Base class of descriptions of how data is to be shuffled."""
+    """Base class of descriptions of a shuffle. It exists for code that was written for torchdata 0.9."""

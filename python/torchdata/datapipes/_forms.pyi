@@ -25,56 +25,56 @@ R = TypeVar("R")
 
 class IterForms(FunctionalForms, Generic[T_co]):
     def add_index(self, index_name: Hashable = "index") -> IterDataPipe[dict[Any, Any]]:
-        """Numbers the items, which are dicts: puts the number of each, from 0, into it."""
+        """Numbers the items, which are dicts: stores the number of each item in it, starting with 0."""
 
     def async_map_batches(
         self, async_fn: Callable[..., Awaitable[Any]], batch_size: int, input_col: Any = None, output_col: Any = None,
         max_concurrency: int = 32, flatten: bool = True,
     ) -> IterDataPipe[Any]:
-        """Applies a coroutine function to the items of a batch at once, and yields the results in the
+        """Applies a coroutine function concurrently to the items of a batch, and yields the results in the
         items' order.
         """
 
     @overload
     def batch(self, batch_size: int, drop_last: bool = False) -> IterDataPipe[DataChunk[T_co]]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     @overload
     def batch(
         self, batch_size: int, drop_last: bool = False, *, wrapper_class: Callable[[list[T_co]], R],
     ) -> IterDataPipe[R]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     @overload
     def batch(self, batch_size: int, drop_last: bool, wrapper_class: Callable[[list[T_co]], R]) -> IterDataPipe[R]:
-        """Puts consecutive items into batches."""
+        """Groups consecutive items into batches."""
 
     def bucketbatch(
         self, batch_size: int, drop_last: bool = False, batch_num: int = 100, bucket_num: int = 1,
         sort_key: Callable[[list[T_co]], Sequence[T_co]] | None = None, use_in_batch_shuffle: bool = True,
     ) -> IterDataPipe[DataChunk[T_co]]:
-        """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the
-        batches in random order.
+        """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches
+        in random order.
         """
 
     def check_hash(
         self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
-        """Passes on the files whose hash is the expected one; any other is an error."""
+        """Yields the files whose hash is the expected one. Any other hash is an error."""
 
     def collate(
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than
-        its items.
+        """Converts every batch to arrays, or to tensors if PyTorch is imported, with one more dimension
+        than its items.
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields the items of its inputs one input after another. `a + b` is the same."""
+        """Yields the items of its inputs, one input after another. `a + b` is the same."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
-        """Reads its source again and again."""
+        """Reads its source several times."""
 
     def dataframe(
         self, dataframe_size: int = 1000, dtype: Any = None, dtype_generator: Callable[[], Any] | None = None,
@@ -89,16 +89,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         exif: bool = False, truncated: Literal["error", "keep"] = "error", as_tensor: bool = False,
         input_col: Any = None, output_col: Any = None,
     ) -> torchdata.datapipes.iter.ImageDecoder:
-        """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as
-        `torchdata.images.decode` does it.
+        """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
+        `torchdata.images.decode`.
         """
 
     def decompress(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they
-        are.
-        """
+        """Decompresses streams: yields pairs of path and decompressed stream. Paths stay unchanged."""
 
     def demux(
         self, num_instances: int, classifier_fn: Callable[[T_co], int | None], drop_none: bool = False,
@@ -107,13 +105,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
 
     def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]:
-        """Takes columns out of every item."""
+        """Removes columns from every item."""
 
     def end_caching(
         self, mode: str = "wb", filepath_fn: Callable[..., Any] | None = None, *, same_filepath_fn: bool = False,
         skip_read: bool = False, timeout: float = 300,
     ) -> torchdata.datapipes.iter.EndOnDiskCacheHolder:
-        """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
+        """Ends the section that `on_disk_cache` began: writes files and yields the paths of all files."""
 
     def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]:
         """Numbers the items: yields `(number, item)`."""
@@ -121,15 +119,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def extract(
         self, file_type: str | CompressionType | None = None, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """An older name of `Decompressor`, which is what this makes."""
+        """The old name of `Decompressor`, which it returns."""
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+        """Yields the items for which a function returns True. Streams in other items are closed."""
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+        """Yields the items for which a function returns True. Streams in other items are closed."""
 
     @overload
     def flatmap(self, fn: Callable[[T_co], Iterable[R]], input_col: None = None) -> IterDataPipe[R]:
@@ -144,12 +142,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Applies a function to every item and yields the members of its results one after another."""
 
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
-        """Puts the members of columns that hold several into the item itself, one level deep."""
+        """Replaces columns that contain several members by these members, one level deep."""
 
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
     ) -> list[IterDataPipe[T_co]]:
-        """Gives a pipe several readers: returns a list of children that each yield all items."""
+        """Lets several pipes read one pipe: returns a list of children that each yield all items."""
 
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
@@ -165,17 +163,17 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Collects items with equal keys into groups and yields each group when it is full."""
 
     def header(self, limit: int | None = 10) -> IterDataPipe[T_co]:
-        """Passes on the first items only."""
+        """Yields only the first items."""
 
     def in_batch_shuffle(self) -> torchdata.datapipes.iter.InBatchShuffler:
-        """Shuffles the members of each batch; the order of the batches stays."""
+        """Shuffles the members of each batch and keeps the order of the batches."""
 
     def in_memory_cache(self, size: float | None = None) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
-        """Remembers its items, so that from the second epoch on what comes before does not run again."""
+        """Stores its items in memory, so that the pipes before it run only in the first epoch."""
 
     def lines_to_paragraphs(self, joiner: Callable[[list[Any]], Any] = ...) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
-        ends one.
+        ends a paragraph.
         """
 
     def list_files(
@@ -188,18 +186,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
 
     def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
-        """Yields the URLs of what lies in one or several directories of a file system that fsspec knows."""
+        """Yields the URLs of the files and directories in one or several directories of any file system of
+        fsspec.
+        """
 
     def list_files_by_iopath(
         self, masks: str | list[str] = "", *, pathmgr: Any = None, handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathFileLister:
-        """Yields the paths of what lies in one or several directories that iopath knows."""
+        """Yields the paths of the files and directories in one or several directories, by iopath."""
 
     def list_files_by_s3(
         self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
         endpoint_url: str = "", config: Mapping[str, Any] | None = None, max_retries: int = 3,
     ) -> IterDataPipe[str]:
-        """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
+        """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix."""
 
     def load_files_by_ais(
         self, url: str, length: int = -1, *, timeout: float = 20.0,
@@ -211,7 +211,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         multi_part_download: bool | None = None, *, endpoint_url: str = "", config: Mapping[str, Any] | None = None,
         max_retries: int = 3,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens S3 objects: yields pairs of URL and stream."""
+        """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream."""
 
     def load_from_bz2(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
@@ -239,7 +239,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def load_from_xz(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream."""
+        """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream."""
 
     def load_from_zip(
         self, length: int = -1, *, max_ratio: float | None = 100.0,
@@ -267,7 +267,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, max_token_count: float, len_fn: Callable[[Any], Any] = ..., min_len: float = 0,
         max_len: float | None = None, buffer_size: int = 1000, include_padding: bool = False,
     ) -> IterDataPipe[DataChunk[Any]]:
-        """Makes batches of items of similar length, each with a limited total length."""
+        """Makes batches of items of similar length with a limited total length."""
 
     def mux(self, *datapipes: Any) -> IterDataPipe[Any]:
         """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
@@ -275,20 +275,22 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields one item of each input in turn, passing over inputs that have ended, until all have."""
+        """Yields one item of each input in turn, and skips inputs that have ended, until all have ended."""
 
     def on_disk_cache(
         self, filepath_fn: Callable[..., Any] | None = None, hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256", extra_check_fn: Callable[[str], bool] | None = None, *,
         folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
-        """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
+        """Begins a section of the pipeline whose results are stored in files; `end_caching` ends the
+        section.
+        """
 
     def on_error(
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items at which the pipes before it raise an exception: up to the source, or to the next
+        """Skips items at which the pipes before it raise an exception, up to the source or to the previous
         `on_error`.
         """
 
@@ -313,7 +315,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
         pad_value: float | Mapping[str, float] | None = None, first_value: Mapping[str, float] | None = None,
         columns: Collection[str] | None = None, add: Collection[str] = ..., drop_last: bool = False,
     ) -> IterDataPipe[dict[str, Any]]:
-        """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins."""
+        """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence
+        begins.
+        """
 
     def parse_csv(
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
@@ -325,19 +329,17 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
         return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
-        """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
+        """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row."""
 
     def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
-        """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main
-        process.
-        """
+        """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process."""
 
     def prefetch(self, buffer_size: int | Literal["auto"] = 10) -> IterDataPipe[T_co]:
-        """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what
-        comes after.
+        """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the
+        work of later pipes.
         """
 
     def random_split(
@@ -362,14 +364,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
+        """Opens files at HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
         self, *, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False,
         max_retries: int = 3, **kwargs: Any,
     ) -> IterDataPipe[tuple[str, StreamWrapper]]:
-        """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
-        as `HttpReader`.
+        """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as
+        `HttpReader`.
         """
 
     def read_from_stream(self, chunk: int | None = None) -> IterDataPipe[tuple[str, Any]]:
@@ -381,8 +383,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, dataset: Any, columns: list[str] | None = None, *, rows: bool = True, frame_size: int | None = None,
         library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy", dtype: Any = None, writable: bool = False,
     ) -> IterDataPipe[Any]:
-        """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked
-        for at once.
+        """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were
+        requested together.
         """
 
     def readlines(
@@ -395,7 +397,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields every item several times before the next one. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
-        """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the
+        """Distributes the items in turn: returns a list of children, of which child `i` of `n` yields the
         items `i`, `i + n`, `i + 2n` and so on.
         """
 
@@ -403,12 +405,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *handlers: Callable[[str, Any], Any], key_fn: Callable[[str], str] = ...,
         allow_pickle: bool | None = None,
     ) -> torchdata.datapipes.iter.RoutedDecoder:
-        """Decodes files: yields pairs of path and what the first handler that knows the file made of its
+        """Decodes files: yields pairs of path and the result of the first handler that can decode the
         content.
         """
 
     def rows2columnar(self, column_names: Collection[Hashable] | None = None) -> IterDataPipe[dict[Any, list[Any]]]:
-        """Turns batches of rows into dicts of columns."""
+        """Converts batches of rows to dicts of columns."""
 
     def sample_multiplex(
         self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
@@ -434,7 +436,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def save_to_disk(self, mode: str = "w", filepath_fn: Callable[[Any], Any] | None = None) -> IterDataPipe[str]:
-        """Writes files: yields the path of each when it is complete."""
+        """Writes files: yields the path of each file when it is complete."""
 
     def set_length(self, length: int) -> IterDataPipe[T_co]:
         """Gives a pipeline a length without changing its items."""
@@ -443,33 +445,31 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
 
     def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from
-        the i-th on.
+        """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item,
+        starting with item i.
         """
 
     def sharding_round_robin_dispatch(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Marks all that comes before it as one that must not be replicated."""
+        """Makes all pipes before it run once, in a dispatching process."""
 
     @overload
     def shuffle(
         self, *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0,
     ) -> torchdata.datapipes.iter.Shuffler[T_co]:
-        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
-        which is yielded.
+        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
+        is yielded.
         """
 
     @overload
     def shuffle(self, *, buffer_size: int = 10000, unbatch_level: int) -> torchdata.datapipes.iter.Shuffler[Any]:
-        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
-        which is yielded.
+        """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which
+        is yielded.
         """
 
     def shuffled_flatmap(
         self, fn: Callable[..., Any] | None = None, input_col: Any = None, buffer_size: int = 100,
     ) -> torchdata.datapipes.iter.ShuffledFlatMapper[Any]:
-        """Applies a function to every item and mixes the members of its results: each one yielded is the
-        next of a result chosen at random from a buffer.
-        """
+        """Applies a function to every item and yields the members of several results in random order."""
 
     def slice(self, index: Any, stop: int | None = None, step: int | None = None) -> IterDataPipe[Any]:
         """Keeps some columns of every item."""
@@ -479,7 +479,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, fn: Callable[[T_co], R], input_col: None = None, output_col: None = None, scheduled_tasks: int = 128,
         max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[R]:
-        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        """Applies a function to every item, or to columns of it, in several threads. Results keep the
         source's order.
         """
 
@@ -488,22 +488,22 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, fn: Callable[..., Any], input_col: Any, output_col: Any = None, scheduled_tasks: int = 128,
         max_workers: int | None = None, **threadpool_kwargs: Any,
     ) -> IterDataPipe[Any]:
-        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        """Applies a function to every item, or to columns of it, in several threads. Results keep the
         source's order.
         """
 
     def to_map_datapipe(self, key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None) -> MapDataPipe[Any]:
-        """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from
-        then on.
+        """Reads an iterable pipe into a dict when the first item is requested, and provides its items by
+        their keys.
         """
 
     def to_node(self, seed: int | None = None) -> BaseNode[T_co]:
-        """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs
+        """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. Needs
         PyTorch.
         """
 
     def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]:
-        """Takes the members out of batches, that is, out of lists."""
+        """Yields the members of batches, which are lists."""
 
     def unzip(
         self, sequence_length: int, buffer_size: int = 1000, columns_to_skip: Sequence[int] | None = None,
@@ -511,7 +511,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Returns one child per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
-        """Gathers consecutive files with the same name but for the extension into one dict."""
+        """Groups consecutive files whose names differ only in the extension into one dict."""
 
     @overload
     def zip(self) -> IterDataPipe[tuple[T_co]]:
@@ -539,48 +539,48 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
         merge_fn: Callable[[Any, Any], Any] | None = None, keep_key: bool = False,
     ) -> IterDataPipe[Any]:
-        """Joins each item with the item that a map pipe has under its key."""
+        """Joins each item with the item of a map pipe that has the same key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(
         self, batch_size: int, drop_last: bool = False, wrapper_class: type[DataChunk[Any]] = ...,
     ) -> MapDataPipe[DataChunk[T_co]]:
-        """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on."""
+        """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes end to end: the indices of each begin where those of the one before end."""
+        """Joins pipes end to end: the indices of each pipe begin where those of the previous one end."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
-        """Keeps every item that was asked for, so that what comes before runs once per item."""
+        """Stores every requested item, so that the pipes before it run once per item."""
 
     @overload
     def map(self) -> MapDataPipe[T_co]:
-        """Applies a function to each item when it is asked for."""
+        """Applies a function to each item when the item is requested."""
 
     @overload
     def map(self, fn: Callable[[T_co], R]) -> MapDataPipe[R]:
-        """Applies a function to each item when it is asked for."""
+        """Applies a function to each item when the item is requested."""
 
     def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
-        """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
+        """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch."""
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""
 
     def to_iter_datapipe(self, indices: Sequence[Any] | None = None) -> IterDataPipe[T_co]:
-        """Yields the items of a MapDataPipe, in the order of its indices or of given ones."""
+        """Yields the items of a MapDataPipe, in the order of its indices or of given indices."""
 
     def unzip(self, sequence_length: int, columns_to_skip: Sequence[int] | None = None) -> list[MapDataPipe[Any]]:
-        """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
+        """Splits a pipe of sequences: returns a list of pipes, one for each column."""
 
     @overload
     def zip(self) -> MapDataPipe[tuple[T_co]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""
 
     @overload
     def zip(self, other: MapDataPipe[R], /) -> MapDataPipe[tuple[T_co, R]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""
 
     @overload
     def zip(self, *datapipes: Any) -> MapDataPipe[tuple[Any, ...]]:
-        """Puts the items that several pipes have at the same index into a tuple."""
+        """Returns tuples of the items that several pipes have at the same index."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     # Type checkers see the forms as methods, which `make stubs` writes down; what runs finds them in registries.
     class IterForms:
-        """Stands for FunctionalForms, whatever its parameter."""
+        """Represents FunctionalForms with any parameter."""
 
         def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
             return FunctionalForms
@@ -49,14 +49,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Gives a new pipe a token that another pipe knows too, so that the other can end its iteration."""
+    """Gives a new pipe a token that it shares with another pipe, which can then end its iteration."""
     datapipe.__dict__["_iteration_token"] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
     """Starts an iteration of `datapipe`, whose own `__iter__` is `function`, and guards it.
 
-    Resets the pipe, unless state was loaded into it, in which case the iteration goes on from there.
+    Resets the pipe, unless state was loaded into it, in which case the iteration resumes from there.
     A pipe that is replayed starts anew and drops what it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
@@ -68,7 +68,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
         return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
-        resumed = True  # as torch has it, a copy that somebody marked so goes on with what was pickled of it
+        resumed = True  # as torch has it, a copy that somebody marked so continues with what was pickled of it
     started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
@@ -109,7 +109,7 @@ def _begun(
     keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
-    if to_the_end:  # what comes behind the last item may draw, too
+    if to_the_end:  # what comes after the last item may draw, too
         next(guard, None)
     if dropped or to_the_end:
         give_later_seeds(datapipe)
@@ -143,7 +143,7 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """How many items the pipe's iteration has yielded. An attribute of that name of a user's pipe comes before it."""
+    """How many items the pipe's iteration has yielded. An attribute of that name in a user's pipe has priority."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -176,7 +176,7 @@ class _PicklingHooks:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that hold data of the user's: the copy that a loader makes of the pipe has the same objects.
+    #: Names of attributes that hold data of the user: the copy that a loader makes of the pipe has the same objects.
     #: Containers in other attributes are copied, with the same members.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.
@@ -389,7 +389,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
             """The number of items. When the package runs, pipes that know none have no such method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … as many as the length says, if it is known; else up to an IndexError."""
+        """Reads the indices 0, 1, … up to the length, if it is known, and otherwise up to an IndexError."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):
@@ -414,10 +414,15 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch: a list that knows it is one, so that `unbatch` and `collate` can tell batches from items.
+    """A batch: a list of a class of its own, so that `unbatch` and `collate` can distinguish batches from items.
 
     Args:
         items: the members of the batch.
+
+    Example:
+        >>> from torchdata.datapipes import DataChunk
+        >>> DataChunk([1, 2])
+        [1, 2]
     """
 
     __slots__ = ()  # a batch costs no more memory than a list

@@ -1,4 +1,4 @@
-"""State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
+"""State of a pipe graph: the position of every pipe, and how to set a new graph to the same position.
 
 Role: composes what the pipes say of themselves into the state of a graph. Runs in the process and thread that iterates
 the graph, between two items.
@@ -8,9 +8,9 @@ A graph state is a dict of plain data, which nothing changes any more. Its `grap
 before those that read them:
 
 - `type`: the name of the class.
-- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it goes on with;
+- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it continues with;
   `"begin"` where its next pass begins anew.
-- `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
+- `yielded`, `finished`: how many items a pass that is resumed has yielded, and whether there are no more.
 - `skipped`: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
   among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
@@ -19,10 +19,10 @@ before those that read them:
 - `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
   (`set_graph_random_seed`); else they are drawn from the global generators.
 - `later`: the seed that it is to be given after what is dropped.
-- `left`: of a pipe in a pass that may not be gone on with, the entry with which its next pass begins if it is not;
+- `left`: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not;
   `given`: the seed that it had before, once another one may have been set.
 - `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
-  says nothing of a state: it and all that it reads from begin as they began, and go on to where they were: with
+  says nothing of a state: it and all that it reads from begin as they began, and continue to where they were: with
   `finished`, to their end.
 - `seconds`: how long, at most, the dropped items took.
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
@@ -95,7 +95,7 @@ STATE_VERSION = 3
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Keeps threads that read ahead from the pipes meanwhile."""
+    """Stops the threads that read ahead from the pipes until the context ends."""
     with ExitStack() as stack:
         # Readers before their sources: a source that stands still would keep its reader's thread from parking.
         for pipe in reversed(pipes):
@@ -106,22 +106,35 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
 
 
 def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
-    """The state of the graph that ends in `datapipe`, as of the last item that it yielded.
+    """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
-    A pipe that is read again in one epoch (`cycle`) has another seed each time. In a graph seeded by
-    `set_graph_random_seed`, and in loaders, it follows from the last one, and the state is all that is needed. Without
-    that it is drawn from the global generators: save `save_generators()` beside the state, too.
+    A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
+    `set_graph_random_seed` has seeded, this seed follows from the previous one. Otherwise it is drawn from the global
+    generators: then also save `save_generators()`.
 
     Args:
-        datapipe: the end of the graph, or the graph.
-        described: whether the state tells what the pipes were made with, so that another pipeline refuses it, and has
-            checksums, by which damage is noticed. False saves time if states are saved by the second and the caller
-            sees to both by other means.
+        datapipe: the last pipe of the graph, or the graph.
+        described: whether the state contains a description of the pipes, by which another pipeline is refused, and
+            checksums against damage; True by default. False is faster if you save states every second.
+
+    Returns:
+        A dict of plain data.
 
     Raises:
-        TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
-            of torch's is in the graph; or one of torch's ends it, of which nobody noticed when its pass began, or
-            whether it is over (see `iterate`).
+        TypeError: something in a pipe's state cannot be pickled, a pipe creates pipes while it is iterated, the graph
+            contains a random pipe of torch, or it ends in a pipe of torch that was not read by `iterate`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import load_state, save_state
+        >>> pipe = IterableWrapper(range(4)).map(str)
+        >>> next(iter(pipe))
+        '0'
+        >>> state = save_state(pipe)
+        >>> fresh = IterableWrapper(range(4)).map(str)
+        >>> load_state(fresh, state)
+        >>> list(fresh)
+        ['1', '2', '3']
     """
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
@@ -134,9 +147,10 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
-    """The class, sources and arguments of each pipe of a graph, sources first: by these `load_state` knows it again.
+    """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    That of the graph is part of its state, under `"graph"`. A state without it is loaded unseen.
+    `save_state` stores this under `"graph"`, and `load_state` compares it. A state without it is loaded without a
+    comparison.
     """
     graph = graph_of(datapipe)
     record = record_of(graph.end)
@@ -146,12 +160,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 def _skipped(record: Record) -> dict[str, Any]:
-    """What a pass has skipped, in an entry."""
+    """The numbers of items that a pass has skipped, in an entry."""
     return {"skipped": record.skipped} if record.skipped else {}
 
 
 class _Saving:
-    """One saving of the state of a graph.
+    """Saves the state of a graph once.
 
     Args:
         graph: the graph.
@@ -164,7 +178,7 @@ class _Saving:
     # -- which passes belong together ------------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Ids of the pipes whose passes somebody goes on reading.
+        """Ids of the pipes whose passes continue.
 
         Args:
             alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
@@ -230,8 +244,9 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Whether nothing less than the end of the graph can be replayed.
 
-        That is so if two branches meet below, of which one goes on (the children of a fork): they can only be
-        replayed in step. And if functions have drawn random numbers: from which place in the graph nobody knows.
+        That is so if two branches meet below, of which one continues (the children of a fork): they can only be
+        replayed in step. It is also true if functions have drawn random numbers, because their position in the graph is
+        not known.
         """
         if is_torchs(self.end):
             return False
@@ -352,9 +367,16 @@ class _Saving:
 
 
 def is_one_to_one(datapipe: Any) -> bool:
-    """Whether the class of a pipe says by `one_to_one` that every item follows from one item of its source alone.
+    """Whether the class of a pipe declares with `one_to_one` that every item follows from exactly one item of its
+    source.
 
-    It does not say so of the `__iter__` of a subclass that overrides it.
+    The declaration does not hold for a subclass that overrides `__iter__`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import is_one_to_one
+        >>> is_one_to_one(IterableWrapper(range(3)).map(str)), is_one_to_one(IterableWrapper(range(3)).batch(2))
+        (True, False)
     """
     classes = type(datapipe).__mro__
 
@@ -365,9 +387,15 @@ def is_one_to_one(datapipe: Any) -> bool:
 
 
 def keeps_nothing(datapipe: Any) -> bool:
-    """Whether a pipe holds nothing of its source between two items, neither items that it has read nor parts of one.
+    """Whether a pipe holds no items of its source, or parts of them, between two items.
 
-    A class that writes its own `state_dict` does so because it holds something.
+    A class with its own `state_dict` holds something.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import keeps_nothing
+        >>> keeps_nothing(IterableWrapper(range(3)).map(str)), keeps_nothing(IterableWrapper(range(3)).shuffle())
+        (True, False)
     """
     if is_one_to_one(datapipe):
         return True
@@ -376,28 +404,39 @@ def keeps_nothing(datapipe: Any) -> bool:
 
 
 def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
-    """The work that resuming from a graph's state repeats: for each replayed pipe its name, how many items it drops,
-    and how many seconds these took, the reader's work between them included, when they were made.
+    """Lists the work that resuming from a graph's state repeats.
+
+    Returns:
+        For each replayed pipe, its name, the number of items that it drops, and the seconds that these items took.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import replays, save_state
+        >>> pipe = IterableWrapper(range(3))
+        >>> next(iter(pipe))
+        0
+        >>> replays(save_state(pipe))
+        []
     """
     return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
 
 
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
-    """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
+    """Sets the graph that ends in `datapipe` to a saved position: `iter(datapipe)` resumes there.
 
-    The state can be loaded again. Its pickled parts are unpickled, which may run any code: load only states that you
-    trust, or pass `allow_pickle=False`.
+    A state can be loaded several times. Its pickled parts are unpickled, which may run any code. Load only states that
+    you trust, or pass `allow_pickle=False`.
 
     Args:
-        datapipe: the end of the graph, or the graph.
+        datapipe: the last pipe of the graph, or the graph.
         state: what `save_state` returned.
-        strict: whether pipes that were made with other arguments than those of the saved graph are an error, and so are
-            streams that give other items than before when they are read again.
-        allow_pickle: whether what only pickle can hold is unpickled. False refuses such a state.
+        strict: whether it is an error if pipes have other arguments than in the saved graph, or if a stream yields
+            other items than before; True by default.
+        allow_pickle: whether values that need pickle are unpickled; True by default. With False, such a state is an
+            error.
 
     Raises:
-        ValueError: the state has another version, was saved from another graph, is damaged, cannot be unpickled or
-            must not be.
+        ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.
     """
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
@@ -432,13 +471,13 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph compare items that they read again after a resume with those before."""
+    """Sets whether the sources of a graph compare items that they read again after a resume with the original items."""
     for pipe in graph_of(datapipe).pipes:
         hooks_of(pipe)._compare(is_strict)
 
 
 def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
-    """Puts some pipes of a graph where their entries say. None reads ahead meanwhile."""
+    """Sets some pipes of a graph to the positions in their entries. No pipe reads ahead meanwhile."""
     for pipe, entry in entries:
         if is_torchs(pipe):
             replay_torchs(pipe, entry)
@@ -450,17 +489,17 @@ def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def entry_anew(datapipe: Any) -> dict[str, Any]:
-    """An entry with which the next pass of a pipe begins anew, with the seed that was set for it."""
+    """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
     entry, lasting = entry_at_beginning(datapipe)
     return entry if lasting is None else {**entry, "state": to_plain(lasting, name_of(datapipe))}
 
 
 def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An entry with which a pipe that holds nothing goes on with what its sources yield.
+    """An entry with which a pipe that holds nothing continues with the items of its sources.
 
     Args:
         datapipe: the pipe.
-        state: its state. None for that after a reset: it may have been read before, and still hold what it read.
+        state: its state; None for the state after a reset.
     """
     if state is None and can_reset(type(datapipe)):
         datapipe.reset()

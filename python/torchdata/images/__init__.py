@@ -1,6 +1,6 @@
 """Decoding of images: bytes, paths or open files become arrays or tensors, cut, resized and laid out on the way.
 
-Role: functions that any `map` and any data set may call; `.decode_image()` is their pipe. JPEG files are decoded by
+Role: functions that any `map` and any dataset may call; `.decode_image()` is their pipe. JPEG files are decoded by
 `simplejpeg`, all others, and all where it is not installed, by Pillow, with the same pixels. The extension resizes.
 Runs in whichever process and thread calls; each thread keeps one buffer for the next image.
 """

@@ -64,7 +64,7 @@ def random_resized_crop(
         (left, top, right, bottom) in pixels.
 
     Raises:
-        TypeError: `rng` is no generator.
+        TypeError: `rng` is not a generator.
         ValueError: `scale` or `ratio` are not two positive numbers in order, or the image has no pixel.
 
     Example:

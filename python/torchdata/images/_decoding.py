@@ -25,7 +25,7 @@ Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 #: Channels of each mode, and the name of the type of its numbers.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: Filters with which the extension gives what Pillow gives, to one level; the others are Pillow's own.
+#: Filters with which the extension returns the same pixels as Pillow, within one level; others are Pillow's.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
@@ -132,9 +132,9 @@ def decode(
         FileNotFoundError, PermissionError: the path cannot be read.
         ModuleNotFoundError: Pillow is not installed.
         PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows; a note names the file.
-        TypeError: `data` is nothing of that, or the crop is no box.
-        ValueError: the content is no intact image (the message names the file), the crop is not within the image, or an
-            argument is none of what it may be.
+        TypeError: `data` has another type, or the crop is not a box.
+        ValueError: the content is not an intact image (the message names the file), the crop is not within the image,
+            or an argument has another value than those above.
 
     Example:
         >>> from torchdata.images import decode
@@ -181,9 +181,9 @@ def decode_batch(
     Args:
         data: the images; each as for `decode`.
         size: how large each becomes: (height, width), or an integer for a square.
-        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one behind the
+        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one after the
             other. None: a new one, in shared memory in a worker.
-        threads: how many threads decode beside each other, for processes that have cores to spare. 0: this one alone.
+        threads: how many threads decode next to each other, for processes that have cores to spare. 0: this one alone.
         crop: the part of each that is taken: a box, or a function of width and height, which is called for one image
             after another, in order.
         flip: whether left and right change places, for all or for each.
@@ -334,7 +334,7 @@ def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, o
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # So many pixels the whole image needs at least, for the part to have as many as the result.
+        # This many pixels the whole image needs at least, for the part to have as many as the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

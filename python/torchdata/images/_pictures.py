@@ -18,7 +18,8 @@ __all__ = ["Picture", "open_picture"]
 #: Bytes of pixels that a thread keeps room for.
 _KEPT = 64 << 20
 
-#: By mode, simplejpeg's name of the colours, and those of JPEG from which libjpeg makes what Pillow makes. Grey of
+#: By mode, simplejpeg's name of the colors, and the JPEG color spaces from which libjpeg produces the same pixels as
+#: Pillow. Grey of
 #: coloured images is none: Pillow makes it of red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
@@ -49,7 +50,7 @@ class _Room(threading.local):
         self.bytes: Any = None
 
     def of(self, size: int) -> Any:
-        """An array of at least so many bytes."""
+        """An array of at least this many bytes."""
         import numpy as np
 
         if self.bytes is not None and len(self.bytes) >= size:
@@ -83,7 +84,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
 
     Raises:
         PIL.Image.DecompressionBombError: it has more pixels than Pillow allows.
-        Exception: those of Pillow, of many types, where the content is no image.
+        Exception: those of Pillow, of many types, where the content is not an image.
     """
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None

@@ -1,6 +1,6 @@
-"""Whatever runs the workers, a loader does the same: order, states, other numbers of workers, deaths, errors, lives.
+"""Whatever runs the workers, a loader does the same: order, states, other numbers of workers, exits, errors, lives.
 
-The backends are processes, processes behind carriers, and Ray on one node and over three.
+The backends are processes, processes after carriers, and Ray on one node and over three.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ pytestmark = [
 
 #: Pipelines for all backends but that which has all.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
-#: Items in which somebody dies.
+#: Items at which a process exits.
 LONG = 900
-#: For what three nodes of Ray show as well as one, which has the order, and states and deaths where nothing is dealt.
+#: For what three nodes of Ray show as well as one, which has the order, and states and exits where nothing is dealt.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
@@ -63,7 +63,7 @@ def backend(request: pytest.FixtureRequest) -> Spawned:
 
 @pytest.fixture(autouse=True)
 def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
-    """Looks for what is left; a cluster has processes of its own."""
+    """Checks for leftovers, except for the cluster's own processes."""
     if not backend.is_slow:
         request.getfixturevalue("hosts_have_ended")
 
@@ -155,7 +155,7 @@ def test_a_state_goes_on_with_another_number_of_workers(backend: Spawned, is_far
         assert sorted([*got, *loader]) == list(range(100))
 
 
-# -- deaths ------------------------------------------------------------------------------------------------------------
+# -- exits ------------------------------------------------------------------------------------------------------------
 
 
 def test_whoever_dies_nothing_is_lost_or_comes_twice(backend: Spawned) -> None:
@@ -174,7 +174,7 @@ def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Makes pipes of so many items that somebody can die meanwhile."""
+    """Makes pipes of this many items that somebody can exit meanwhile."""
 
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)

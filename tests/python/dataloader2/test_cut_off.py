@@ -1,4 +1,4 @@
-"""States that are saved after Ctrl-C has cut an item off, and after the loader has gone on all the same."""
+"""States that are saved after Ctrl-C has cut an item off, and after the loader has continued all the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ SERVICES: dict[str, Any] = {
 def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
     if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # what stands behind it runs in main
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # what stands behind it runs in the main process
     random.seed(3)
     made = DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]())
     if state is None:
@@ -257,7 +257,7 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_as_ever(service: str) -> N
 
 
 class Halting(IterDataPipe):
-    """Cuts the beginning of its passes off, so many of them after so many."""
+    """Cuts the beginning of its passes off, this many of them after this many."""
 
     cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
 

@@ -34,7 +34,7 @@ def no_calls():
 
 
 class Recorder(ReadingServiceInterface):
-    """Notes its calls, and fails in those that it is told to fail in."""
+    """Records its calls, and raises in the selected ones."""
 
     def __init__(self, *fails):
         self.fails = fails

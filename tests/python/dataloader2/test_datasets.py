@@ -1,4 +1,4 @@
-"""Plain data sets, samplers and generator functions in the place of pipes, and sources that divide themselves."""
+"""Plain datasets, samplers and generator functions in place of pipes, and sources that divide themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Tens:
-    """A data set read by index, which never raises IndexError, as many of torch's do not."""
+    """A dataset read by index, which never raises IndexError, as many of torch do not."""
 
     def __init__(self, count: int = 5) -> None:
         self.count = count
@@ -44,7 +44,7 @@ class Tens:
 
 
 class Counted:
-    """An iterable data set without a length."""
+    """An iterable dataset without a length."""
 
     def __init__(self, count: int = 5) -> None:
         self.count = count
@@ -319,7 +319,7 @@ def own_share(count: int) -> Iterator[int]:
 
 
 class Splitting:
-    """An iterable of a user's that yields its worker's share."""
+    """An iterable of a user that yields its worker's share."""
 
     def __iter__(self) -> Iterator[int]:
         return own_share(10)
@@ -331,7 +331,7 @@ class SplittingPipe(IterDataPipe):
 
 
 class AskingForEach:
-    """An iterable of a user's that asks for its worker at each item."""
+    """An iterable of a user that asks for its worker at each item."""
 
     def __iter__(self) -> Iterator[int]:
         from torch.utils.data import get_worker_info

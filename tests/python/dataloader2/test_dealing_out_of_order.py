@@ -129,7 +129,7 @@ def test_a_state_of_later_epochs_of_a_graph_that_remembers_goes_on_with_the_rest
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """All items of a loader, a child of which is killed behind so many of them; `look` sees those that came by then."""
+    """All items of a loader whose child is killed after some items; `look` receives the items until then."""
     got: list[Any] = []
     for item in dying:
         got.append(item)

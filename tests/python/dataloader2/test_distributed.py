@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from ranks import Job, gloo_job, mpi_job
+from refusals import refuses
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -273,7 +273,7 @@ class OnlyVotes:
 
 
 class Agrees(OnlyVotes):
-    """A job of two ranks, of which the other always has an item."""
+    """A job of two ranks in which the other rank always has an item."""
 
     world_size = 2
 
@@ -336,52 +336,39 @@ def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
         dist_share_seed(1)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout=0),
-            ValueError,
-            "timeout is a number of seconds above 0",
-        ),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout="1"),
-            ValueError,
-            "timeout is a number of seconds above 0",
-        ),
-        (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
-        (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
-        (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
-        (
-            lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
-            ValueError,
-            "FullSync: timeout is a number",
-        ),
-        (
-            lambda: DistributedReadingService(backend="nccl"),
-            ValueError,
-            "backend must be one of 'gloo', 'mpi'",
-        ),
-        (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
-    ],
+test_wrong_arguments_are_named = refuses(
+    (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout=0),
+        ValueError,
+        "timeout is a number of seconds above 0",
+    ),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout="1"),
+        ValueError,
+        "timeout is a number of seconds above 0",
+    ),
+    (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
+    (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
+    (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
+    (
+        lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
+        ValueError,
+        "FullSync: timeout is a number",
+    ),
+    (
+        lambda: DistributedReadingService(backend="nccl"),
+        ValueError,
+        "backend must be one of 'gloo', 'mpi'",
+    ),
+    (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
 )
-def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
     with pytest.raises(TypeError, match="valid length"):
         len(IterableWrapper([1]).fullsync())
     assert not IterableWrapper([1]).fullsync().is_replicable()
-
-
-def test_a_forgotten_mpi4py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService(backend="mpi"))
-    with pytest.raises(ModuleNotFoundError, match=r"torchdata-rs\[mpi\]"):
-        list(loader)
 
 
 def test_workers_that_start_before_the_ranks_are_told_apart_are_refused_with_the_remedy() -> None:

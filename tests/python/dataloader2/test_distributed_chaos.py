@@ -1,7 +1,7 @@
 """Ranks that are killed, stopped or hang at any moment, rank 0 and with it the job's store included.
 
-Each job is one of `rank_chaos.py`, whose rules it keeps: all other ranks fail in time, with an error that names the one
-that failed, or have all items; their processes end by themselves soon after and leave nothing behind.
+Each job is one of `rank_chaos.py` and follows its rules: all other ranks raise in time an error that names the failed
+rank, or receive all items. Their processes exit soon after and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The results of `JOBS`, which run beside each other, in any order."""
+    """The results of `JOBS`, which run next to each other, in any order."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     return outcomes_of(lambda: tmp_path_factory.mktemp("chaos"), plans, strikes=True)
 
@@ -125,7 +125,7 @@ def test_whom_a_message_blames_is_not_whom_it_comes_from() -> None:
 
 
 def test_a_child_that_outlives_its_rank_does_not_seem_to_be_it(tmp_path: Path) -> None:
-    """Else the connections that it inherited would hide the death until the time-out."""
+    """Else the connections that it inherited would hide the exit until the time-out."""
     body = """
     def main(rank):
         loader = DataLoader2(Counting(1000), reading_service=DistributedReadingService(1000))

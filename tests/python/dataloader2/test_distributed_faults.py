@@ -1,4 +1,4 @@
-"""Ranks that raise, die, hang or are cut off: the others fail within the time-out, with their names."""
+"""Ranks that raise, exit, hang or are cut off: the others fail within the time-out, with their names."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
 def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
     start: Start, backend: str, tmp_path: Path
 ) -> None:
-    """Rank 1 comes to an operation that the others left; else it would take the network for broken."""
+    """Rank 1 reaches an operation that the others have left. Otherwise it would report a broken network."""
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
     with start(tmp_path, WAIT_AT.format(waits=gave_up, timeout=3, backend=backend), 3) as job:

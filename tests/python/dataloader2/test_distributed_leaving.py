@@ -1,4 +1,4 @@
-"""Ranks that leave their loops, shut down or come to an end: what the others hear of it, and what stays behind."""
+"""Ranks that leave their loops, shut down or end: the errors of the other ranks, and leftovers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ GOING = {
     "a break, and then the end": "break",
 }
 
-#: A program of the user's for each rank, whose end is that of its interpreter where it is rank 1.
+#: A program of the user for each rank, whose end is that of its interpreter where it is rank 1.
 GOES = """
 class Reported(Exception):
     pass
@@ -277,7 +277,7 @@ def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_pa
 
 
 class Records:
-    """A job of two ranks, of which the other always has an item."""
+    """A job of two ranks in which the other rank always has an item."""
 
     rank, world_size = 1, 2
 

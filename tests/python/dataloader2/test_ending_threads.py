@@ -42,7 +42,7 @@ def test_no_function_is_called_in_a_thread_of_main_once_a_loader_has_ended(threa
     def function(item):
         called.append(item)
         time.sleep(0.03)
-        random.random()  # which would be one of those that another loader goes on with
+        random.random()  # which would be one of those that another loader continues with
         return item
 
     pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)

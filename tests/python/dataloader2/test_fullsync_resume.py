@@ -1,4 +1,4 @@
-"""Ranks that make different numbers of items again when they go on from their states: all of them stay in step."""
+"""Ranks that make different numbers of items again when they resume from their states: all of them stay in step."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def main(rank):
 """
 
 #: The difference between the ranks, and how many items were given at the state: which of them looked at its pipes
-#: before, replays its graph, holds more behind `fullsync`, or has workers that send no snapshots.
+#: before, replays its graph, holds more after `fullsync`, or has workers that send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

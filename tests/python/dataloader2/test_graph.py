@@ -377,7 +377,7 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """A single branch, one of forks, and one whose source refers to the map behind it; the last pipe reads all."""
+    """A single branch, one of forks, and one whose source refers to the map after it; the last pipe reads all."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

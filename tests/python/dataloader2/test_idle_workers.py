@@ -25,7 +25,7 @@ def is_even(number: int) -> bool:
 
 
 def shards(*sizes: int) -> Any:
-    """A pipeline that shares shards of so many items among the workers."""
+    """A pipeline that shares shards of this many items among the workers."""
     return IterableWrapper(sizes).sharding_filter().flatmap(shard)
 
 
@@ -55,7 +55,7 @@ def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
         "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
         "more and smaller shards and blocks"
     ]
-    behind = shards(50, 30).pin_memory(pin_memory_fn=itself)  # which stays in main
+    behind = shards(50, 30).pin_memory(pin_memory_fn=itself)  # which stays in the main process
     [warning] = told(behind, 3)
     assert "worker process 2 has given no item in this epoch, the others up to 50" in warning
 
@@ -63,7 +63,7 @@ def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("pipe", "workers", "options"),
     [
-        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # a small data set
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # a small dataset
         (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
         (shards(9, 9), 3, {}),
         (shards(9, 30), 3, {}),

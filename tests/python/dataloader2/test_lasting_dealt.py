@@ -80,7 +80,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """Yields items of its own, and comes to those of the dispatching process late or never."""
+    """Yields its own items first, and reads those of the dispatching process late or never."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -165,7 +165,7 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A pipe of a user that works before it returns an iterator: in later epochs for so many seconds."""
+    """A pipe of a user that works before it returns an iterator: in later epochs for this many seconds."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -262,13 +262,13 @@ def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A pipe of a user that counts how often it has come to its end, and takes long to say so: it is seldom asked."""
+    """A user's pipe that counts its complete passes. Its state takes long, so snapshots of it are rare."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number: that there is a `reset` says that the state is no place in a pass alone."""
+        """Keeps the number. A class with `reset` has a state that outlives a pass."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -285,7 +285,7 @@ class CountingItsEnds(IterDataPipe[int]):
 
 
 class HeldBack(IterDataPipe[int]):
-    """A pipe without a state of its own, which hands on what it has read to its end."""
+    """A pipe without a state, which reads its source to the end and then yields the items."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -1,4 +1,5 @@
-"""State that lasts beyond an epoch in pipes of main over workers' items stands in the states of later epochs."""
+"""State that lasts beyond an epoch in pipes of the main process over workers' items stands in the states of later
+epochs."""
 
 from __future__ import annotations
 
@@ -278,7 +279,8 @@ def test_it_is_refused_where_main_runs_the_whole_pipeline() -> None:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Items in another order in each epoch and each pass, by what a pipe remembers; in main from `pin_memory` on."""
+    """Items in another order in each epoch and each pass, by what a pipe remembers; in the main process from
+    `pin_memory` on."""
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     return pipe.pin_memory(pin_memory_fn=unpinned)
@@ -291,7 +293,8 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
-    """No state was taken inside the epoch, which main reads three times: it is run again, from its beginning."""
+    """No state was taken inside the epoch, which the main process reads three times: it is run again, from its
+    beginning."""
 
     def build() -> Pipe:
         parts = drawn_by_its_own_seed(dispatched).random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
@@ -375,7 +378,7 @@ def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_alread
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatched: bool) -> None:
-    """A loader that goes on reads nothing of the workers' epoch any more, which is to be run all the same."""
+    """A loader that continues reads nothing of the workers' epoch any more, which is to be run all the same."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
@@ -393,7 +396,8 @@ def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatc
     assert whole_tails(build, state) == [[], expected[1]]
 
 
-# -- while a thread in main takes items --------------------------------------------------------------------------------
+# -- while a thread in the main process takes items
+# --------------------------------------------------------------------------------
 
 
 def slowly(item: int) -> int:

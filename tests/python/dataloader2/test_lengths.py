@@ -90,7 +90,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """Divides nothing, of which no linter warns, because it is a user's."""
+    """Divides nothing. The linter does not warn about it, because it is a user's pipe."""
 
 
 Replicated.__module__ = __name__

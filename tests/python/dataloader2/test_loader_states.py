@@ -24,7 +24,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Stateless(ReadingServiceInterface):
-    """A service of the user's."""
+    """A service of the user."""
 
     def initialize(self, datapipe):
         return datapipe

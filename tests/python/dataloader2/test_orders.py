@@ -1,4 +1,4 @@
-"""Workers that read a source in different orders, which would lose items: told by samples of what they read."""
+"""Workers that read a source in different orders, which would lose items, are detected by samples of the items."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked
 
 
 class Counting:
-    """Numbers from an iterator that starts over if it is asked again behind its end."""
+    """Numbers from an iterator that starts over if it is asked again after its end."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""A batching pipe of a stranger's says how many items it reads for each of its own, and is divided like `batch`."""
+"""A user's batching pipe declares how many items it reads for each batch, and is divided like `batch`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Told(Tuples):
 
 
 class ReadsOtherwise(Told):
-    """Has an `__iter__` of its own, of which nobody has said anything."""
+    """Overrides `__iter__` without a declaration."""
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         for first, *rest in super().__iter__():
@@ -90,7 +90,7 @@ def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> N
     ):
         items = list(whole)
         assert loader.skip(count) == min(count, len(items))
-        # Behind the end the next epoch begins.
+        # After the end the next epoch begins.
         assert list(loader) == (items[count:] if count <= len(items) else items)
 
 

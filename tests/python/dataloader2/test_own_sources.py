@@ -1,4 +1,4 @@
-"""Data sets of other libraries and of users: those that split themselves, that have epochs, and that are sets."""
+"""Datasets of other libraries and of users: those that split themselves, that have epochs, and that are sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """Numbers in the order of an epoch that is set, as Hugging Face's data sets are."""
+    """Numbers in the order of an epoch that is set, as Hugging Face's datasets are."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -153,7 +153,7 @@ def test_a_set_without_such_an_order_has_no_state() -> None:
         save_state(pipe)
 
 
-# -- data sets that split themselves -------------------------------------------------------------
+# -- datasets that split themselves -------------------------------------------------------------
 
 
 @pytest.fixture

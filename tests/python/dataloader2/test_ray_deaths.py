@@ -1,4 +1,4 @@
-"""Workers over three nodes of a Ray cluster, whose processes, actors and nodes die; and the end of main."""
+"""Workers over three nodes of a Ray cluster, whose processes, actors and nodes exit; and the end of main."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "
 
 @pytest.fixture(autouse=True, scope="module")
 def machines() -> Iterator[Any]:
-    """A cluster of three nodes, of which the first one takes no worker."""
+    """A cluster of three nodes whose first node runs no worker."""
     with nodes(NODES, **PROMPT) as found:
         yield found
 
@@ -86,7 +86,7 @@ def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any, how
     ):
         for number, _ in enumerate(loader):
             if number > 20:
-                time.sleep(0.01)  # a raylet that stops is missed after seconds, in which its workers go on
+                time.sleep(0.01)  # a raylet that stops is missed after seconds, in which its workers continue
             if number == 20:
                 node = about(loader)[0].node
                 if how != "node":
@@ -110,7 +110,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         for number, item in enumerate(loader):
             yield item
             if number == 100:
-                # Until main has heard of what it has made, a worker counts as one that starts, which may take a minute.
+                # Until its first item has arrived, a worker counts as starting, which may take a minute.
                 wait_for(lambda: loader.stats().workers[0].items)
                 deaf.append(about(loader)[0])
                 os.kill(deaf[0].host, signal.SIGSTOP)
@@ -208,7 +208,7 @@ except WorkerExitedError as error:
 
 
 # With Ray's own hooks a program that is interrupted exits with code 1. Ray ends one that has lost the cluster's head.
-# It also ends one in which a thread calls it while main leaves the cluster: that says no more.
+# It also ends one in which a thread calls it while the main process leaves the cluster: that says no more.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [

@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def programs() -> list[tuple[str, str]]:
-    """The blocks that name this file, each with what the page says that it prints."""
+    """The blocks that name this file, each with the output that the page shows."""
     found = doc_blocks.blocks(PAGE)
     return [
         (one.code, shown.code)

@@ -1,4 +1,4 @@
-"""Processes that die and are replaced in the middle of an epoch: all items in their order, and nothing left behind."""
+"""Processes that exit and are replaced in the middle of an epoch: all items in their order, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
 ]
 
-#: The words that tell of a death.
+#: The words that tell of an exit.
 TOLD = "has taken its place"
 
 

@@ -24,7 +24,7 @@ FEW = {"worker_prefetch_cnt": 3, "main_prefetch_cnt": 4}
 
 
 class Boxed:
-    """An item whose bytes are not compared when it is made again: a wrong one would pass."""
+    """An item whose bytes are not compared when it is recomputed, so a wrong item would not be noticed."""
 
     def __init__(self, value):
         self.value = value
@@ -64,7 +64,7 @@ def kill(loader, index):
 
 
 def places(loader, worker):
-    """Behind how many of its items a worker has met each function of this epoch."""
+    """After how many of its items a worker has met each function of this epoch."""
     calls = loader.reading_service._children._restarts._calls
     calls.settle(worker)
     return [place for place, *_ in calls.within(worker)]
@@ -157,7 +157,7 @@ def graphs(where):
 
 
 def raised(item):
-    """(number, how often it was raised before the dispatch, and behind it), as far as it was boxed there."""
+    """(number, how often it was raised before the dispatch, and after it), as far as it was boxed there."""
     value, *by = item.value
     return (*raised(value), *by) if isinstance(value, Boxed) else (value, *by)
 

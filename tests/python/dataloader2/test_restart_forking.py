@@ -1,4 +1,4 @@
-"""The process that forks others in the places of those that die: killed, stopped, out of room."""
+"""The process that forks replacements is killed, stopped, or has no room for a process."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_p
 
 
 def full(times):
-    """A way to fork that finds no room so many times."""
+    """A way to fork that finds no room this many times."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
@@ -173,7 +173,7 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The signal comes when the process runs, before or after main has a descriptor of it."""
+    """The signal comes when the process runs, before or after the main process has a descriptor of it."""
     fork_all = forker.fork_all
 
     def pressed(children, started, deliver):

@@ -1,4 +1,4 @@
-"""Loaders that go on from a state: any moment, any service, another process, and what is refused."""
+"""Loaders that resume from a state: any moment, any service, another process, and what is refused."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def test_a_program_that_is_killed_while_it_saves_goes_on_from_its_last_file(tmp_
         process.kill()
         process.wait()
     lines = (tmp_path / "log").read_text().splitlines()
-    # An item was logged before its state took the old one's place, so the one at the kill may come again.
+    # An item is logged before its state replaces the previous state, so the item at the kill may be repeated.
     once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     with DataLoader2(pipeline(True), reading_service=workers()) as loader:
         loader.seed(7)

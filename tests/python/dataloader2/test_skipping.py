@@ -1,4 +1,4 @@
-"""`DataLoader2.skip`: the same items as behind reading, and what is not made for it."""
+"""`DataLoader2.skip`: the same items as after reading, and what is not made for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def many(item: int) -> list[int]:
     return [item] * (item % 3)
 
 
-#: By name: the pipeline over 200 items, and whether all that is skipped stays unmade in main, and in workers.
+#: By name: the pipeline over 200 items, and whether all that is skipped stays unmade in the main process, and in
+#: workers.
 PIPES: dict[str, tuple[Any, bool, bool]] = {
     "a range": (lambda count: IterableWrapper(range(200)).sharding_filter().map(count), True, True),
     "a list": (lambda count: IterableWrapper(list(range(200))).map(count).sharding_filter(), True, True),
@@ -135,7 +136,7 @@ def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int 
                 assert made.skip(40) == 40
                 got += [next(reading) for _ in range(2)]
                 if unmade[bool(workers)]:
-                    # Workers run ahead: before and behind what was skipped, each by as many items as it may.
+                    # Workers run ahead: before and after what was skipped, each by as many items as it may.
                     most = 2 + (2 * 2 * 3 if workers else 0)
                     assert len(counting.asked) - before <= most * (2 if kind == "batches" else 1)
                 assert made.skip(3) == 3

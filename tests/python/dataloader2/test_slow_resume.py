@@ -1,4 +1,4 @@
-"""Warnings of slow resuming: pipelines that cannot be saved, and states from which much is made again."""
+"""Warnings about slow resumes: pipelines that cannot be saved, and states after which many items are recomputed."""
 
 from __future__ import annotations
 

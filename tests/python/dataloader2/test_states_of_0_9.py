@@ -1,7 +1,7 @@
 """States that torchdata 0.9.0 has saved, with torch 2.13 and Python 3.11: the epoch starts again with one warning.
 
 The files hold `pickle.dumps(loader.state_dict())` of loaders over 20 numbers, most of them after 3 items and with seed
-5. The pipes are those of `pipe_of`, the services those of `service_of`.
+5. `pipe_of` makes the pipes, and `service_of` the services.
 """
 
 from __future__ import annotations

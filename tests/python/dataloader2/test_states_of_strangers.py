@@ -1,4 +1,4 @@
-"""States that anybody may have written: nothing of them is unpickled without leave, and no number is believed."""
+"""Untrusted states: nothing in them is unpickled without permission, and all numbers are checked."""
 
 from __future__ import annotations
 

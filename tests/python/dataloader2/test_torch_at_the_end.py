@@ -1,4 +1,4 @@
-"""Graphs that end in a pipe of torch's go on from any place, before the first item of a later epoch included."""
+"""Graphs that end in a pipe of torch's resume from any place, before the first item of a later epoch included."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user's pipe on torch's base that returns an iterator, and is no generator."""
+    """A user's pipe on torch's base that returns an iterator, and is not a generator."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -68,7 +68,7 @@ GRAPHS = {
     "not at the end, below a function that makes several items": lambda: Filter(shuffled(), is_odd).flatmap(up_to),
     "one that returns an iterator": lambda: Mapping(Declared(shuffled().map(drawn))),
 }
-#: Torch tells neither when the one begins nor when the other ends.
+#: Torch reports neither the beginning of an iteration nor its end.
 NEED_ITERATE = ("one that returns an iterator", "over random functions that leave items out")
 SERVICES = {
     "none": lambda: None,
@@ -180,7 +180,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """The items behind a position; one beyond the last item is behind the epoch's end."""
+    """The items after a position; one beyond the last item is after the epoch's end."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 

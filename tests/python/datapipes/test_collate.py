@@ -89,19 +89,19 @@ def test_with_torch_batches_become_the_tensors_that_torch_makes() -> None:
 
 
 class Items(list[Any]):
-    """A list of a user's."""
+    """A list of a user."""
 
 
 class Pair(tuple[Any, ...]):
-    """A tuple of a user's."""
+    """A tuple of a user."""
 
 
 class Table(dict[str, Any]):
-    """A dict of a user's."""
+    """A dict of a user."""
 
 
 class Name(str):
-    """A str of a user's."""
+    """A str of a user."""
 
 
 class Kind(IntEnum):

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Once:
-    """A data set that keeps its iterator, and so can be read once."""
+    """A dataset that keeps its iterator, and so can be read once."""
 
     def __init__(self) -> None:
         self.items = iter(range(3))
@@ -23,7 +23,7 @@ class Once:
 
 
 class Chosen:
-    """A data set that has the items that it is told to have in an epoch."""
+    """A dataset that has the items that it is told to have in an epoch."""
 
     def __init__(self, *epochs: int) -> None:
         self.epochs = iter(epochs)
@@ -77,7 +77,7 @@ def test_what_is_right_is_not_told() -> None:
 
     def read() -> None:
         heads = [list(stream.header(3)) for _ in range(3)]
-        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # it goes on in each epoch
+        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # it continues in each epoch
         for source in (empty, (), {}, set(), "", range(0)):
             assert list(IterableWrapper(source)) == []
         assert list(IterableWrapper([1]).filter(bool).header(0)) == []

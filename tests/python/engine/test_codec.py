@@ -1,4 +1,4 @@
-"""Items arrive equal to what was sent, whatever they are made of."""
+"""Items of all kinds arrive equal to the sent ones."""
 
 from __future__ import annotations
 

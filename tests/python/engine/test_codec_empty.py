@@ -19,7 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """One in whose sender's memory `torchdata.empty` makes arrays."""
+    """An encoder with a sender in whose memory `torchdata.empty` creates arrays."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 

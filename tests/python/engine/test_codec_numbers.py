@@ -172,7 +172,7 @@ def test_what_users_register_for_pickling_is_asked(loopback, monkeypatch):
 
 
 class Maker:
-    """Random items of numbers, times and UUIDs, some of whose members are there several times.
+    """Random items of numbers, times and UUIDs with repeated members.
 
     Args:
         seed: makes them the same again.
@@ -255,7 +255,7 @@ MARK = "what follows is damaged"
 
 
 def damage(generator):
-    """Writes over some bytes behind the mark, in the block of the item that is on its way."""
+    """Writes over some bytes after the mark, in the block of the item that is on its way."""
     maps = Path("/proc/self/maps").read_text()
     for start, end in re.findall(r"^(\w+)-(\w+) rw-s .*memfd:torchdata ", maps, re.MULTILINE):
         first, size = int(start, 16), int(end, 16) - int(start, 16)
@@ -271,7 +271,7 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_are_an_error_or_others(number):
-    """A long item lies in a block, whose bytes have no checksum."""
+    """A long item is in a block, which has no checksum."""
     generator, loopback, refused = random.Random(number), Loopback(budget=1 << 20), 0
     expected = told(DAMAGED[number])
     for _ in range(20):

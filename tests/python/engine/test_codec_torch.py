@@ -419,7 +419,7 @@ assert (first, nested["again"]) == (expected, expected)
 @pytest.mark.parametrize("way", ["ForkingPickler", "copyreg"])
 @pytest.mark.parametrize("kind", ["array", "tensor", "subclass"])
 def test_reducers_that_users_registered_are_honoured(way, kind, tmp_path):
-    # In a process of its own: the codec remembers, for good, by which way objects of a type go.
+    # In a separate process, because the codec remembers permanently how it encodes each type.
     path = tmp_path / "program.py"
     path.write_text(REDUCERS)
     run = run_program(path, way, kind)

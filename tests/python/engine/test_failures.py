@@ -19,7 +19,7 @@ from torchdata._engine.items.failures import describe, reraise
 
 
 def raised_elsewhere(error, where="worker process 0"):
-    """The exception that main raises for one that a child has raised."""
+    """The exception that the main process raises for one that a child has raised."""
     try:
         raise error
     except BaseException as caught:
@@ -208,7 +208,7 @@ class Network(ConnectionError):
 
 @pytest.fixture
 def only_in_the_worker():
-    """A module that main does not have."""
+    """A module that the main process does not have."""
     module = types.ModuleType("only_in_the_worker")
     sys.modules["only_in_the_worker"] = module
     yield module

@@ -17,7 +17,7 @@ from torchdata._threads import Flag
 
 @contextmanager
 def interrupted(step: int) -> Iterator[None]:
-    """Raises KeyboardInterrupt before that step of Python's in what is called within, if there are so many."""
+    """Raises KeyboardInterrupt before that step of Python's in what is called within, if there are this many."""
     left = step
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

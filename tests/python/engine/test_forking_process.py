@@ -1,4 +1,4 @@
-"""The process from which start method "forkserver" forks the workers of a program: one for all, whoever asks."""
+"""The process from which start method "forkserver" forks all workers of a program."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SOON = 0.3
 
 
 class HangingAt:
-    """Hangs at an item: in one process, or in so many."""
+    """Hangs at an item: in one process, or in this many."""
 
     def __init__(self, way, at, folder, times=1):
         self.at, self.hang = at, Hanging(way, folder, times)
@@ -36,7 +36,7 @@ class HangingAt:
 
 
 def hanging(function, dispatched="", items=40, **options):
-    """A loader of two workers whose pipeline calls a function before, or behind, what shares its items out."""
+    """A loader of two workers whose pipeline calls a function before, or after, what shares its items out."""
     pipe = IterableWrapper(range(items))
     pipe = pipe.map(function) if dispatched == "before" else pipe
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
@@ -46,8 +46,8 @@ def hanging(function, dispatched="", items=40, **options):
 
 
 PLACES = ("", "before", "behind")
-#: All ways at all places with fork. Processes that import all anew take long: there each place has a way, and each way
-#: is at one place with one of the two methods; `chaos` draws the others.
+#: All ways at all places with fork. Processes that import everything again start slowly. With these start methods, each
+#: position is tested with one kind of hang; `chaos` draws other combinations.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [
     (way, method, dispatched)

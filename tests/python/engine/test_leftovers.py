@@ -1,4 +1,4 @@
-"""The check for what tests leave in shared memory: it sees what is theirs, and nothing of other programs."""
+"""The check for leftovers in shared memory finds those of tests, and ignores other programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
 
 
 def test_what_other_programs_have_there_is_not_ours():
-    """The program's parent has ended, so that it is no descendant of ours, as those beside us are none."""
+    """The program's parent has ended, so that it is no descendant of this package, as those next to us are none."""
     command = [sys.executable, "-c", OTHER_PROGRAM, str(SHARED_MEMORY)]
     launch = f"import subprocess, sys; subprocess.Popen({command!r}, stdin=0, stdout=1)"
     reading, writing = os.pipe()

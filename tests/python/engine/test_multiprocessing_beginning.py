@@ -1,4 +1,5 @@
-"""A child before any code of ours runs in it: it ends with main, even while it still imports the program."""
+"""A child before any code of this package runs in it: it ends with the main process, even while it still imports the
+program."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def says_its_threads():
 
 
 def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
-    """The name goes with the process object, too, behind the import of the program."""
+    """The name goes with the process object, too, after the import of the program."""
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"
@@ -108,7 +109,7 @@ def test_multiprocessing_tells_a_worker_of_its_parent(method):
     assert (parent == os.getpid()) == (method != "forkserver")
 
 
-#: Its worker's own process sees that of main end.
+#: Its worker's own process sees that of the main process end.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

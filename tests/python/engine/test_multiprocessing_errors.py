@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import email.message
 import os
+import sys
 import threading
 import traceback
 import urllib.error
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -83,6 +85,7 @@ def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method
         (os_error, FileNotFoundError, "data.bin"),
         (NoPickle, NoPickle, "locked in"),
         (odd_error, OddArguments, "one and two"),
+        (lambda: CancelledError(3), CancelledError, "3"),  # an Exception, unlike that of asyncio
     ],
 )
 def test_exceptions_keep_their_type_even_if_they_do_not_pickle(make_error, type_, text):
@@ -139,6 +142,20 @@ def failing_reset(datapipe, worker_info, seed_generator):
     raise LookupError("no such epoch")
 
 
+def exiting_init(datapipe, worker_info):
+    if worker_info.worker_id == 1:
+        sys.exit("no data today")
+    return datapipe
+
+
+def exiting_reset(datapipe, worker_info, seed_generator):
+    sys.exit()
+
+
+def stopping_init(datapipe, worker_info):
+    raise StopIteration
+
+
 def returns_nothing(datapipe, worker_info):
     return None
 
@@ -149,6 +166,9 @@ def returns_nothing(datapipe, worker_info):
         ({"worker_init_fn": failing_init}, LookupError, "Caught LookupError in worker process 1"),
         ({"worker_reset_fn": failing_reset}, LookupError, "Caught LookupError in worker process 0"),
         ({"worker_init_fn": returns_nothing}, TypeError, "worker_init_fn must return"),
+        ({"worker_init_fn": exiting_init}, RuntimeError, "Caught SystemExit in worker process 1"),
+        ({"worker_reset_fn": exiting_reset}, RuntimeError, "Caught SystemExit in worker process 0"),
+        ({"worker_init_fn": stopping_init}, RuntimeError, "Caught StopIteration in worker process 0"),
     ),
 )
 def test_failing_hooks_are_reported_in_every_epoch(method, failure):
@@ -159,14 +179,19 @@ def test_failing_hooks_are_reported_in_every_epoch(method, failure):
                 list(dl)
 
 
-@pytest.mark.parametrize(("method", "at"), with_methods(7, 0, 19))
-def test_an_exception_in_the_dispatching_process_names_it(method, at):
-    failing = IterableWrapper(range(20)).map(FailsAt(at, key_error))
+@pytest.mark.parametrize(
+    ("method", "failure"),
+    with_methods((7, key_error), (0, key_error), (19, key_error), (5, SystemExit), (5, KeyboardInterrupt)),
+)
+def test_an_exception_in_the_dispatching_process_names_it(method, failure):
+    at, make_error = failure
+    name, error = ("KeyError", KeyError) if make_error is key_error else (make_error.__name__, RuntimeError)
+    failing = IterableWrapper(range(20)).map(FailsAt(at, make_error))
     datapipe = failing.sharding_round_robin_dispatch(MULTIPROCESSING).map(identity)
     with loader(datapipe, multiprocessing_context=method) as dl:
         for _ in range(2):
             received = []
-            with pytest.raises(KeyError, match="Caught KeyError in dispatching process") as caught:
+            with pytest.raises(error, match=f"Caught {name} in dispatching process") as caught:
                 for x in dl:
                     received.append(x)
             assert received == list(range(at))
@@ -174,7 +199,7 @@ def test_an_exception_in_the_dispatching_process_names_it(method, at):
 
 
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
-    """The module can be imported in main and not in the workers."""
+    """The module can be imported in the main process and not in the workers."""
     module = tmp_path / "only_in_main.py"
     module.write_text(
         f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"

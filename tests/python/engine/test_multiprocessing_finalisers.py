@@ -96,7 +96,7 @@ def test_children_that_outlive_their_loader_end_so_too():
 
 
 class Rang(Exception):
-    """The exception of a handler of the user's."""
+    """The exception of a handler of the user."""
 
 
 def ended_loader():

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 #: Forks a process for each try, as each has one first array only. In all of them the handler of a signal raises, which
-#: the worker sends while it makes that array: it is pending in main while the array is decoded, or shortly before.
+#: the worker sends while it makes that array: it is pending in the main process while the array is decoded, or shortly
+#: before.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

@@ -1,4 +1,4 @@
-"""Deaths of the fork server, and of processes that it has started."""
+"""Exits of the fork server, and of processes that it has started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def test_a_death_at_the_end_of_the_start_that_a_fork_server_has_seen_to_does_not_wait_for_who_lives(monkeypatch):
-    """There is no process of that number any more when main begins to watch it."""
+    """There is no process of that number any more when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
     def start(child):
@@ -124,7 +124,7 @@ def test_children_of_a_fork_server_that_has_died_live_on():
 
 
 def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_taken_for_dead(monkeypatch):
-    """So it dies where the limit of processes is reached."""
+    """So it exits where the limit of processes is reached."""
     killed = []
 
     def start(child):

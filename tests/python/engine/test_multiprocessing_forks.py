@@ -1,4 +1,4 @@
-"""Processes that user code forks, in main and in workers: what is the parent's stays the parent's."""
+"""Processes that user code forks, in the main process and in workers: what is the parent's stays the parent's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Forks:
         return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def leave(self):
-        if self.way.endswith("late"):  # when the worker has gone on
+        if self.way.endswith("late"):  # when the worker has continued
             time.sleep(0.05)
         if self.way.startswith("returns"):
             return "of another process"
@@ -125,7 +125,7 @@ def test_in_hooks_of_a_worker_and_in_the_state_of_its_data_too():
 
 
 class Counts:
-    """A data set whose state forks."""
+    """A dataset whose state forks."""
 
     def __init__(self):
         self.at = 0

@@ -17,7 +17,7 @@ import pytest
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A program of the user's: `{top}` stands at its top, `{guarded}` runs in the main process, `{inside}` in the worker.
+#: A program of the user: `{top}` stands at its top, `{guarded}` runs in the main process, `{inside}` in the worker.
 PROGRAM = """
     import gc, json, sys
     {top}

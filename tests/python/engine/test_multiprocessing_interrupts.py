@@ -1,4 +1,5 @@
-"""Ctrl-C in a terminal, at any moment: one KeyboardInterrupt in main, soon; nothing printed, no process left."""
+"""Ctrl-C in a terminal, at any moment: one KeyboardInterrupt in the main process, soon; nothing printed, no process
+left."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def press_at_random(script, phase, method, tries, seed=0):
         assert terminal.line() == "end"
         assert terminal.process.wait(120) == 0
         deadline = time.monotonic() + 30
-        while terminal.processes():  # the resource tracker and the fork server end after main
+        while terminal.processes():  # the resource tracker and the fork server end after the main process
             assert time.monotonic() < deadline, "a process was left behind"
             time.sleep(0.01)
     return seconds, noise

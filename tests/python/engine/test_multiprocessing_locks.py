@@ -1,4 +1,4 @@
-"""Forked children can use what other threads of main had locked at that moment, whatever that was."""
+"""Forked children can use what other threads of the main process had locked at that moment, whatever that was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from process_checks import children, loader, nothing_is_left, wait_for  # noqa: 
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Starts loaders and the like while threads of main draw, or print, all the time.
+#: Starts loaders and the like while threads of the main process draw, or print, all the time.
 BUSY = """
 import os, signal, threading, time
 from process_checks import loader

@@ -24,7 +24,7 @@ PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
 def regions():
-    """(length, start) of each region of shared memory of ours; advice may have cut it into several mappings."""
+    """(length, start) of each region of shared memory of this package; advice may have cut it into several mappings."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     ours: dict[str, list[int]] = {}
     for line in lines:
@@ -35,7 +35,7 @@ def regions():
 
 
 def resident():
-    """Bytes of shared memory of ours that exist."""
+    """Bytes of shared memory of this package that exist."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
@@ -176,7 +176,7 @@ def own_descriptors(pid):
 
 
 def foreign_mappings(pid):
-    """How many regions of shared memory of ours a process maps."""
+    """How many regions of shared memory of this package a process maps."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
 

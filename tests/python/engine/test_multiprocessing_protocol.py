@@ -1,6 +1,6 @@
-"""Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, deaths.
+"""Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, exits.
 
-Every test here stood still, lost items or blamed nobody before the protocol was written down.
+Every test here once hung, lost items or named no process, before the protocol was defined.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """The order in which main takes the items of workers."""
+    """The order in which the main process takes the items of workers."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
@@ -331,11 +331,11 @@ def test_an_epoch_cannot_begin_within_the_wait_for_an_item_and_the_loop_goes_on(
         assert sorted(dl) == list(range(4))
 
 
-# ---- deaths --------------------------------------------------------------------------------------------------------
+# ---- exits --------------------------------------------------------------------------------------------------------
 
 
 class DiesBehindItems(IterDataPipe):
-    """Yields its items, one late, and dies at once behind the last."""
+    """Yields its items, one late, and exits at once after the last."""
 
     def __init__(self, count):
         self.count = count

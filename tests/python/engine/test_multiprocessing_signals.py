@@ -1,4 +1,5 @@
-"""Signals to all processes of a program: main's handlers run in main alone, and workers live as long as main does."""
+"""Signals to all processes of a program: main's handlers run in the main process alone, and workers live as long as
+the main process does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycles through objects of the extension are collected, whatever was in the middle of what."""
+"""Cycles through objects of the extension are collected, also in the middle of an operation."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Left:
 
 
 class InTurn(Left):
-    """A wait for the turn behind another thread."""
+    """A wait for the turn after another thread."""
 
     def wait(self):
         return self.shared.turn.call(lambda: "come")

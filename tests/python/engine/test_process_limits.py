@@ -1,7 +1,7 @@
 """The system's limit of processes and threads, reached at each step of a start: an error says so, and nothing is left.
 
-The limit does not hold for root, and counts all processes of a user. So a program runs as a user of its own that nobody
-else is, which is allowed to read whatever the interpreter is made of.
+The limit does not hold for root, and counts all processes of a user. A program therefore runs as a separate user that
+may read the files of the interpreter.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Loader(Iterator[Any]):
 class Way(NamedTuple):
     """One that reads ahead."""
 
-    #: Begins to read so many numbers, a function of each, at a state.
+    #: Begins to read this many numbers, a function of each, at a state.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether others follow an error of the function.
@@ -230,7 +230,8 @@ PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Presses Ctrl-C, as it were, when the time is up, where main is at such a place; gives the number of times."""
+    """Presses Ctrl-C, as it were, when the time is up, where the main process is at such a place; gives the number
+    of times."""
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Workers behind carriers, and a dispatching process on main's machine: room, statistics, faults, hangs."""
+"""Workers after carriers, and a dispatching process on main's machine: room, statistics, faults, hangs."""
 
 from __future__ import annotations
 

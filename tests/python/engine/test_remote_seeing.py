@@ -1,4 +1,4 @@
-"""Workers behind carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
+"""Workers after carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
 
 
 def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
-    """The statistics, once so many items of the workers are counted."""
+    """The statistics, once this many items of the workers are counted."""
     wait_for(lambda: sum(worker.items for worker in loader.stats().workers) >= items)
     return loader.stats()
 
@@ -124,7 +124,7 @@ def statistics() -> LoaderStats:
 
 
 def measured(**worker: Any) -> LoaderStats:
-    """Those statistics, with what is said of each worker."""
+    """These statistics, with the description of each worker."""
     stats = statistics()
     far = {"network_bytes": 1 << 30, "frames": 100, "full_frames": 90, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [

@@ -1,4 +1,4 @@
-"""Workers behind carriers whose calls are late and overtake each other: large items, ends of hosts, no room in main."""
+"""Workers after carriers whose calls are late and overtake each other: large items, ends of hosts, no room in main."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_a_host_that_hears_nothing_from_main_ends_itself_and_its_worker(tmp_path
     wait_for(lambda: is_gone(pid))
 
 
-# -- no room in main ---------------------------------------------------------------------------------------------------
+# -- no room in the main process
+# ---------------------------------------------------------------------------------------------------
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refusals import refuses
 from torchdata.images import center_crop, random_resized_crop
 
 
@@ -110,20 +111,14 @@ def test_the_module_random_is_a_generator_too() -> None:
     assert random_resized_crop(random, 50, 50) == first
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: random_resized_crop(7, 5, 5), TypeError, "drawn from a random.Random"),
-        (lambda: random_resized_crop(random, 0, 5), ValueError, "0 x 5 pixels has no part"),
-        (lambda: random_resized_crop(random, 5, 5, scale=(1, 0.5)), ValueError, "scale must be two positive numbers"),
-        (lambda: random_resized_crop(random, 5, 5, ratio=(0, 1)), ValueError, "ratio must be two positive numbers"),
-        (lambda: center_crop(5, 5, share=0), ValueError, "share must be above 0"),
-        (lambda: center_crop(5, 5, ratio=-1), ValueError, "ratio positive"),
-    ],
+test_bad_arguments_are_told = refuses(
+    (lambda: random_resized_crop(7, 5, 5), TypeError, "drawn from a random.Random"),
+    (lambda: random_resized_crop(random, 0, 5), ValueError, "0 x 5 pixels has no part"),
+    (lambda: random_resized_crop(random, 5, 5, scale=(1, 0.5)), ValueError, "scale must be two positive numbers"),
+    (lambda: random_resized_crop(random, 5, 5, ratio=(0, 1)), ValueError, "ratio must be two positive numbers"),
+    (lambda: center_crop(5, 5, share=0), ValueError, "share must be above 0"),
+    (lambda: center_crop(5, 5, ratio=-1), ValueError, "ratio positive"),
 )
-def test_bad_arguments_are_told(call: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_the_middle_is_as_large_as_the_share_and_the_ratio_say() -> None:

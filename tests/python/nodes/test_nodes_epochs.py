@@ -87,7 +87,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # Behind the last item of an epoch that was broken off nobody knows whether there are more.
+        # After the last item of an epoch that was broken off nobody knows whether there are more.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue

@@ -129,7 +129,7 @@ def test_an_error_of_a_function_comes_in_the_place_of_its_result(workers: int, p
 
 
 class CutOff:
-    """Returns its argument, but for the first time that it is so much."""
+    """Returns its argument, but for the first time that it is this much."""
 
     def __init__(self, at: int) -> None:
         self.at = at

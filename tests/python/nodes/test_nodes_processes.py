@@ -1,4 +1,4 @@
-"""ParallelMapper over processes: results, errors, deaths, and that nothing is left."""
+"""ParallelMapper over processes: results, errors, exits, and that nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ParallelMapper(method="process", on_worker_exit="restart")`: a process that dies is replaced, and its item kept."""
+"""`ParallelMapper(method="process", on_worker_exit="restart")`: a process that exits is replaced, and its item kept."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         if chance.random() < 0.1:
             members = loader.root._it._workers._group.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
-            with contextlib.suppress(ProcessLookupError):  # it has died already, and nobody has its place yet
+            with contextlib.suppress(ProcessLookupError):  # it has exited already, and nobody has its place yet
                 if pid is not None:  # the one in its place is not started yet
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))
@@ -111,7 +111,7 @@ def hang_at_three(number: int) -> int:
 
 
 class HangsOnce(Dying):
-    """At some numbers its process hangs, so many times."""
+    """At some numbers its process hangs, this many times."""
 
     def __call__(self, number: int) -> int:
         for time_ in range(self.at.get(number, 0)):

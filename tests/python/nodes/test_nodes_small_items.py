@@ -42,7 +42,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """Numbers that go on from epoch to epoch: an epoch tells how far the one before it was read.
+    """Numbers that resume from epoch to epoch: an epoch tells how far the one before it was read.
 
     Args:
         size: of an epoch.
@@ -222,7 +222,7 @@ class Plan:
 
     Args:
         seed: what it follows from.
-        deaths: whether processes die.
+        exits: whether processes exit.
     """
 
     def __init__(self, seed: int, deaths: bool) -> None:
@@ -240,7 +240,7 @@ class Plan:
         }
         self.stop = chance.randrange(2), chance.random()
         self.long = chance.choice([0.0, 0.0005, 0.01])
-        #: Who has died is told to all processes.
+        #: Who has exited is told to all processes.
         self.died = multiprocessing.get_context("fork").Array("b", 3 * self.size + 1)
 
     def item(self, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""Nodes with threads: errors at their places, exact states, and threads that end whatever happens."""
+"""Nodes with threads: errors at the right position, exact states, and threads that always end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe for conda says what pyproject.toml says, and is one by the rules of those who build it."""
+"""The recipe for conda agrees with pyproject.toml, and follows the rules of conda-build."""
 
 from __future__ import annotations
 

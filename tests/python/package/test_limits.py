@@ -1,4 +1,4 @@
-"""The numbers in docs/limits.md are those of the code, and what it says of long graphs and names holds."""
+"""The numbers in docs/limits.md agree with the code, and its claims about long graphs and names are true."""
 
 from __future__ import annotations
 

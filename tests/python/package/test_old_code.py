@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
     from tfrecord import TFRecordWriter
 
-#: A project's data set: a file that is downloaded once, and checked whenever it is read.
+#: A project's dataset: a file that is downloaded once, and checked whenever it is read.
 DATA_SET = """
 import hashlib, os
 from torchdata.datapipes.iter import FileOpener, IterableWrapper

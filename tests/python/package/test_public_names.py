@@ -1,7 +1,7 @@
 """The names of torchdata 0.9 and 0.11 are there and take the same arguments; so are private ones that old code uses.
 
 `data/api` holds what those releases have: the names of each public module with their parameters, and, of private names,
-those that public code imports or patches. Parameters of ours beyond them have defaults and stand behind them.
+those that public code imports or patches. Parameters of this package beyond them have defaults and stand after them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_private_members_that_old_code_uses_are_there(place: str) -> None:
 
 
 def takes(*names: Any, **options: Any) -> list[Parameter]:
-    """Parameters of a function, by what is given in their place."""
+    """Parameters of a function, by the values that replace them."""
     given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
 

@@ -24,7 +24,7 @@ OURS = str(Path(torchdata.__file__).parent) + os.sep
 
 
 class Users(IterDataPipe):
-    """A pipe of the user's, between pipes of ours."""
+    """A pipe of the user, between pipes of this package."""
 
     def __init__(self, source):
         self.source = source
@@ -181,7 +181,7 @@ def test_an_error_of_the_dispatching_process_has_the_place_there_and_passes_the_
 
 
 class Images:
-    """A data set with a bad image."""
+    """A dataset with a bad image."""
 
     def __len__(self):
         return 30

@@ -1,4 +1,4 @@
-"""Thirty secrets, planted wherever a user may put one, stand in nothing that anybody is shown."""
+"""Thirty secrets, in all places where a user may put one, appear in no output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def secret(number: int) -> str:
     return _TOKEN[shift:] + _TOKEN[:shift] + f"{number}z"
 
 
-#: Names of arguments behind which there is a secret.
+#: Names of arguments after which there is a secret.
 NAMES = (
     ["api_key", "apikey", "apiKey", "access_key", "account_key", "secret_access_key"]
     + ["aws_session_token", "token", "auth_token", "authToken", "password", "passwd", "pwd"]

@@ -33,6 +33,9 @@ SEARCHED = {
     "guides/ranks-changed": "rank gpus resum world",
     "guides/mixing": "mix dataset weight sample_multiplex multinodeweightedsampl",
     "guides/stateful": "statefuldataload",
+    "guides/from-grain": "grain mapdataset mp_prefetch",
+    "guides/from-huggingface": "hug face interleave_dataset",
+    "guides/from-tf-data": "tensorflow tfrecorddataset",
     "guides/old-clients": "dgl graphbolt returnn torchtitan",
 }
 

@@ -39,7 +39,7 @@ def slowly(item: int) -> int:
 
 
 class Numbers:
-    """A data set whose items take a moment."""
+    """A dataset whose items take a moment."""
 
     def __len__(self) -> int:
         return COUNT

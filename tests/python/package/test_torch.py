@@ -452,7 +452,7 @@ def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it
 
 
 class Announcing(MultiProcessingReadingService):
-    """A service of a user's, which changes the graph before the workers get it, and what they are told."""
+    """A service of a user, which changes the graph before the workers get it, and what they are told."""
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

@@ -1,4 +1,5 @@
-"""torch's own `default_collate` in workers of ours: it stacks where items leave by, and gives what it gives in main."""
+"""torch's own `default_collate` in workers of this package: it stacks where items leave by, and gives what it gives
+in main."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of samples from the global generators, behind a state and behind an epoch that was left."""
+"""Draws of samples from the global generators, after a state and after an epoch that was left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures in workers of a StatefulDataLoader, which leave nothing behind."""
+"""Failures in workers of a StatefulDataLoader, which leave nothing after."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Holding(Failing):
 )
 @pytest.mark.parametrize("iterable", [False, True])
 def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, iterable: bool) -> None:
-    has_come = multiprocessing.Event()  # or the death might be told before the other worker's batch
+    has_come = multiprocessing.Event()  # or the exit might be told before the other worker's batch
 
     def does() -> None:
         has_come.wait(120)

@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class GoesOn(TakesOnce):
-    """Goes on where it stands, and stays at its end."""
+    """Continues where it stands, and stays at its end."""
 
     def __iter__(self) -> Iterator[int]:
         while self.place < len(self.share()):
@@ -95,7 +95,7 @@ def test_the_epochs_behind_a_resumed_one_are_whole(stream: Any, options: dict[st
 
 
 class Counting(Walk):
-    """Counts an epoch of its data set where it ends."""
+    """Counts an epoch of its dataset where it ends."""
 
     def __init__(self, dataset: CountsAtTheEnd) -> None:
         super().__init__([*range(7)])
@@ -190,7 +190,7 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream in an order of its own, whose `state_dict` needs arguments."""
+    """A stream with its own order, whose `state_dict` needs arguments."""
 
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length

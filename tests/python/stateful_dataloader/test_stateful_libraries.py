@@ -1,4 +1,4 @@
-"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, starts anew, and goes on exactly."""
+"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, starts anew, and continues exactly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """One server of all libraries: most of what each of them imports, the others need as well."""
+    """One server for all libraries, because they share most of their imports."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -97,7 +97,7 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_goes_on_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Three whole epochs are behind each stop."""
+    """Three whole epochs are after each stop."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

@@ -82,7 +82,7 @@ class Stream(IterableDataset[int]):
 
 
 class Steps(IterableDataset[int]):
-    """Raises at some items of its part, and goes on."""
+    """Raises at some items of its part, and continues."""
 
     def __init__(self, length: int = 20) -> None:
         self.length = length
@@ -534,7 +534,7 @@ def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
 
 
 class Through(Steps):
-    """Reads a generator behind a `map`."""
+    """Reads a generator after a `map`."""
 
     def __iter__(self) -> Iterator[int]:
         return map(abs, self.generator())

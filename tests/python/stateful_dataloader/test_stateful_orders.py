@@ -1,4 +1,4 @@
-"""The order of what comes behind a state: of the rest of the epoch, and of those after it, for all samplers."""
+"""The order of the remaining epoch and of later epochs after a resume, for all samplers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Buckets(Drawing):
 
 
 class Repeated:
-    """The sampler that ultralytics and timm put around one of torch's."""
+    """The sampler that ultralytics and timm put around one of torch."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -152,7 +152,7 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops at each position, goes on, stops after two batches more, and goes on."""
+    """Stops at each position, continues, stops after two batches more, and continues."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:

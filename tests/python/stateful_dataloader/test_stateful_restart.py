@@ -1,4 +1,4 @@
-"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that dies is replaced, and only a warning shows it."""
+"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that exits is replaced, and only a warning shows it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Drawn(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream whose shares differ in length, with a place and draws."""
+    """A stream with a state and random numbers, whose shares have different lengths."""
 
     place = epoch = 0
 
@@ -128,7 +128,7 @@ def test_deaths_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_deaths_do_not_show_where_nothing_is_forked() -> None:
-    """One worker and one death: each process that is spawned imports torch."""
+    """One worker and one exit: each process that is spawned imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
     loader = loader_of(Drawn(), multiprocessing_context="spawn", **one)

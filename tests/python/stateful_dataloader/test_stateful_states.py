@@ -29,7 +29,7 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream(TakesOnce):
-    """A stream that knows its place, and whose workers have shares of one length."""
+    """A stream with a state, whose workers have shares of equal length."""
 
     length = 40
 

@@ -1,4 +1,4 @@
-"""Streams behind a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
+"""Streams after a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class TakesAlways(TakesOnce):
 
 
 class Walked(TakesOnce):
-    """A stream whose iterator knows its place as well."""
+    """A stream whose iterator also has a state."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self.share())
 
 
 class ItsOwnIterator(TakesOnce):
-    """Is its own iterator, and goes on in the middle of an epoch that was left."""
+    """Is its own iterator, and continues in the middle of an epoch that was left."""
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -49,7 +49,7 @@ class Told(Dataset[Any]):
 
 
 class Marking(Told):
-    """Notes in a tensor of main's which samples were read."""
+    """Notes in a tensor of the main process which samples were read."""
 
     def __init__(self, marks: Any) -> None:
         self.marks = marks
@@ -260,7 +260,7 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_thread_that_pins_has_left_an_epoch_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the first epoch is held up behind its last batch, until the other thread asks for its first one."""
+    """The thread of the first epoch is held up after its last batch, until the other thread asks for its first one."""
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)
@@ -326,7 +326,7 @@ def test_indices_of_any_size_reach_the_workers() -> None:
 
 
 def test_workers_that_are_far_ahead_block_nobody() -> None:
-    """Main sends more orders than there is room for, while the worker has no room for what it has read."""
+    """The main process sends more orders than there is room for, while the worker has no room for what it has read."""
 
     def wide(_: Any) -> Any:
         return [[1] * 40_000]

@@ -24,7 +24,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Those of so many workers; where processes are started, of two of four positions in turn."""
+    """Those of this many workers; where processes are started, of two of four positions in turn."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 
@@ -53,7 +53,7 @@ def test_behind_the_last_batch_a_whole_epoch_comes(saved: list[dict[str, Any]], 
             found = rest_of(one, workers)
             if one["case"][1] in ("shuffled", "seeded", "distributed", "replacement"):
                 assert len(found) == len(one["before"]), one["case"]
-            elif one["case"][0] != "CountedNumbers":  # it goes on counting
+            elif one["case"][0] != "CountedNumbers":  # it continues counting
                 assert found == one["before"], one["case"]
 
 

@@ -1,4 +1,4 @@
-"""Pipelines made at random, one of each kind: what limits them is named, beside programs that compute as well."""
+"""Pipelines made at random, one of each kind: what limits them is named, next to programs that compute as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A loader that hangs in main itself: who is told what, and that the watching thread is never in the way of a fork."""
+"""A loader that hangs in the main process itself: who is told what, and that the watching thread is never in the way
+of a fork."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    # The watching thread may be about to warn when the item comes after all; then it does so behind its test.
+    # The watching thread may be about to warn when the item comes after all; then it does so after its test.
     pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
@@ -62,7 +63,7 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Whether a warning has all the words in those of its stacks, and not the other ones."""
+    """Whether the stacks of a warning contain all of the words and none of the others."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
@@ -77,7 +78,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Ends behind those of other threads: memory for stacks is given back where main has the last one."""
+    """Ends after those of other threads: memory for stacks is given back where the main process has the last one."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield
@@ -175,7 +176,7 @@ def test_main_that_waits_for_a_worker_is_told_once_by_who_waits(tmp_path: Path) 
         tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
         iterator = iter(loader)
         assert next(iterator) == 0
-        tells.start()  # behind the fork
+        tells.start()  # after the fork
         assert list(iterator) == [1, 2, 3]
         tells.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)
@@ -251,7 +252,7 @@ def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> N
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # what hangs for a millisecond under load; forks beside threads, which these are
+        )  # what hangs for a millisecond under load; forks next to threads, which these are
         forker = threading.Thread(target=forks)
         forker.start()
         try:

@@ -171,7 +171,7 @@ def test_workers_that_wait_for_room_say_so():
                 asked = time.perf_counter()
                 steps.append(asked - begun)
             fast = dl.stats()
-        if max(waits[1:]) < 0.01:  # else a worker stood still, and main waited for it
+        if max(waits[1:]) < 0.01:  # else a worker stood still, and the main process waited for it
             break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5
@@ -508,7 +508,7 @@ class Counted(IterDataPipe):
 @pytest.mark.parametrize(("method", "dispatched"), with_methods(False, True))
 def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # one behind each item
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # one after each item
     log = tmp_path / "taken"
     pipe = Counted(60, str(log))
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()

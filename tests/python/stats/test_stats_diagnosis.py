@@ -39,7 +39,7 @@ def place_of(function):
 
 
 def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
-    """Loads an epoch, with a training step of so many seconds, and gives the verdict.
+    """Loads an epoch, with a training step of this many seconds, and gives the verdict.
 
     `took` is given what each item and each step took in truth, `waits` how long each item was waited for.
     """
@@ -178,7 +178,7 @@ def test_one_slow_worker():
 
 
 def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
-    """On a busy machine all stand still now and then; the others are ahead nevertheless."""
+    """On a busy machine, all workers pause at times, but the others are ahead nevertheless."""
     with loader(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow)) as dl:
         list(dl)
         stats = dl.stats()
@@ -349,7 +349,7 @@ def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
 
 
 class Reading(IterDataPipe):
-    """A source of the user's that takes its time."""
+    """A source of the user that takes its time."""
 
     def __iter__(self):
         return map(slept, range(60))

@@ -63,7 +63,7 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Context that notes stall warnings of `Waiting`, and makes the file that it waits for behind the first one."""
+    """Context that notes stall warnings of `Waiting`, and makes the file that it waits for after the first one."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:

@@ -302,7 +302,7 @@ def test_who_waits_while_the_loader_is_paused_is_not_warned():
 
 
 def single(pipe):
-    """Makes the last pipe stay in main, where its thread reads what the workers send."""
+    """Makes the last pipe stay in the main process, where its thread reads what the workers send."""
     pipe.is_replicable = lambda: False
     return pipe
 
@@ -354,7 +354,7 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # Not execv: readline, which pytest imports, sets LINES and COLUMNS behind Python's back.
+            # Not execv: readline, which pytest imports, sets LINES and COLUMNS after Python's back.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

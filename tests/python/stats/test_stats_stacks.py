@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """A board whose first page says how this process answers, and what it says."""
+    """A board whose first page describes how this process answers, and its answers."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -47,7 +47,7 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """A last loader that ends in another thread than main leaves its memory to the next one."""
+    """A last loader that ends in another thread than the main process leaves its memory to the next one."""
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:

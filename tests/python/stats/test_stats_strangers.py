@@ -29,7 +29,7 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """The descriptor of a board of this process's, in which somebody has changed something."""
+    """The descriptor of a changed board of this process."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))

@@ -24,7 +24,7 @@ class Spawned:
 
     #: Whether a cluster has them, with processes of its own.
     is_slow = False
-    #: Whether all pipelines are run by them: each starts processes, and those beside carriers are spawned, too.
+    #: Whether all pipelines are run by them: each starts processes, and those next to carriers are spawned, too.
     has_all = False
     #: Who may be killed.
     victims = ("worker", "dispatching")
@@ -43,7 +43,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Processes behind carriers whose calls are late and overtake each other, without Ray."""
+    """Processes after carriers whose calls are late and overtake each other, without Ray."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -62,7 +62,7 @@ class Carried(Spawned):
 
 
 class OnRay(Spawned):
-    """Processes beside Ray's actors.
+    """Processes next to Ray's actors.
 
     Args:
         options: of the service, which say where these are.
@@ -89,13 +89,13 @@ class OnRay(Spawned):
 
 #: By name; Ray's last, as a cluster stays for all tests of a file.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: Those without the one of which others show most: processes behind carriers, and Ray wherever its nodes are.
+#: Backends without the one that others cover: processes behind carriers, and Ray on any nodes.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 
 @contextmanager
 def machines() -> Iterator[dict[str, OnRay]]:
-    """Those on Ray, by name, on one cluster: the node of main itself, and three others."""
+    """Those on Ray, by name, on one cluster: the node of the main process itself, and three others."""
     with nodes(3) as made:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

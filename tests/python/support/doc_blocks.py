@@ -22,7 +22,7 @@ from fresh_processes import python_path, run_program
 
 #: Where the demo lies, of which the tutorial takes parts.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
-#: Printed behind each block; no block prints it.
+#: Printed after each block; no block prints it.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
 #: What stands in a program that imports torch; webdataset does it by itself.
@@ -39,7 +39,7 @@ class Block:
 
     Args:
         line: where it begins, from 1.
-        language: what stands behind the fence.
+        language: the word after the fence.
         code: its lines.
         comment: the HTML comment directly above it.
     """

@@ -22,7 +22,7 @@ def identity(x):
 
 
 class Mapped:
-    """A data set of numbers, to which a function is applied in the workers."""
+    """A dataset of numbers, to which a function is applied in the workers."""
 
     def __init__(self, function, count):
         self.function, self.count = function, count

@@ -39,7 +39,7 @@ LEAN = str(SUPPORT / "lean")
 
 
 def python_path() -> str:
-    """The `PYTHONPATH` of a program of the user's: the package under test, wherever the run found it, and `LEAN`."""
+    """The `PYTHONPATH` of a program of the user: the package under test, wherever the run found it, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -91,7 +91,7 @@ class FreshProcesses:
         """Calls a function, named as "module:function", and returns its result; arguments and result are JSON.
 
         Raises:
-            RuntimeError: the function raised, its process died or took too long.
+            RuntimeError: the function raised, its process exited or took too long.
         """
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 

@@ -50,7 +50,7 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Bytes that are read of one input at most, as a reader of data would go on for ever on a bomb in pieces.
+#: Bytes that are read of one input at most, as a reader of data would continue for ever on a bomb in pieces.
 _MOST_READ = 8 << 20
 
 

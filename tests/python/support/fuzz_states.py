@@ -1,7 +1,7 @@
 """States, boards of counters and messages of ranks that nobody has written, for `fuzz_files`.
 
 States are changed in two ways: in their bytes, as a disk does it, and in a value at any depth, with seals and checksums
-that fit to it, as somebody does who means harm. A state that loads is gone on with.
+that fit to it, as somebody does who means harm. A state that loads is resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: Items that are asked for of what was loaded; no pipeline here has so many.
+#: Items that are asked for of what was loaded; no pipeline here has this many.
 _MOST = 200
 
 #: Values that stand where others should.
@@ -62,7 +62,7 @@ def _same(item: Any) -> Any:
 
 @functools.cache
 def _states() -> list[dict[str, Any]]:
-    """States of a loader: in main, of workers, shared anew, and between two epochs."""
+    """States of a loader: in the main process, of workers, shared anew, and between two epochs."""
     found = []
     for service in (InProcessReadingService(), MultiProcessingReadingService(2)):
         with DataLoader2(_pipeline(), reading_service=service) as loader:
@@ -137,7 +137,7 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Goes on with what was loaded, as far as that is possible."""
+    """Continues with what was loaded, as far as that is possible."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

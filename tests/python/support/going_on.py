@@ -1,4 +1,4 @@
-"""Holds what comes behind states of a `StatefulDataLoader` against the run that was not stopped."""
+"""Holds what comes after states of a `StatefulDataLoader` against the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: Behind how many batches of which epoch a state is taken: before the first loop, inside epochs, at and behind ends.
+#: After how many batches of which epoch a state is taken: before the first loop, inside epochs, at and after ends.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
@@ -49,12 +49,12 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
-    """Holds what comes behind states, each loaded by a program that begins anew, against the run without a stop.
+    """Holds what comes after states, each loaded by a program that begins anew, against the run without a stop.
 
     Args:
         make: makes the loader.
         moments: when a state is taken.
-        draws_before: whether the program draws before it goes on.
+        draws_before: whether the program draws before it continues.
         count: epochs of the run without a stop.
     """
     seed_all()

@@ -51,7 +51,7 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Hangs in so many processes, and in no further one.
+    """Hangs in this many processes, and in no further one.
 
     Args:
         way: the name of a way.

@@ -107,7 +107,7 @@ class LocalHosts:
 
 
 class LocallyRemote(MultiProcessingReadingService):
-    """Workers beside such hosts."""
+    """Workers next to such hosts."""
 
     def __init__(self, *args: Any, seed: int = 0, chunk_bytes: int = 1 << 16, delay: float = 0.004, **options: Any):
         super().__init__(*args, **options)
@@ -134,7 +134,8 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """An epoch of so many items, read by loaders with services of several kinds that go on from each other's states."""
+    """An epoch of this many items, read by loaders with services of several kinds that resume from each other's
+    states."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

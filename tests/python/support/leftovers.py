@@ -48,7 +48,7 @@ def fork_server():
 
 
 def descendants(pid):
-    """Process numbers of all that a process has started, directly or not, while those in between live."""
+    """Process numbers of all direct and indirect children of a process, while the processes in between run."""
     found, unseen = [], all_children(pid)
     while unseen:
         found.append(unseen.pop())
@@ -61,7 +61,8 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Shared memory of ours in /proc: a memfd or, on the portable fallback, a file without a name or with one of ours.
+#: Shared memory of this package in /proc: a memfd or, on the portable fallback, a file without a name or with one of
+#: this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
 #: Names that torch and this library give files in shared memory, with the number of the process.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
@@ -88,8 +89,9 @@ def held_files(pid="self"):
 def shared_files(ended=()):
     """Names of the files in shared memory of this process and its descendants; other programs have theirs there.
 
-    A file belongs to who holds it open or mapped, and to whose number stands in its name: those that torch and this
-    library give begin with it. So what processes leave that have ended is found, too. MPI has numbers of another kind.
+    A file belongs to the process that has it open or mapped, or whose number is in its name. Names that torch and this
+    library choose begin with this number. So what processes leave that have ended is found, too. MPI has numbers of
+    another kind.
 
     Args:
         ended: numbers of descendants that may have ended.
@@ -129,7 +131,7 @@ def state(pid):
 
 
 def told(pid):
-    """What is to be said of a process that is left behind: its number, state, parent, threads and command."""
+    """The description of a leftover process: its number, state, parent, threads and command."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]

@@ -56,7 +56,7 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """The loader's state; a trainer that knows its length does not ask for more behind the last batch of an epoch."""
+    """The loader's state; a trainer that knows its length does not ask for more after the last batch of an epoch."""
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
@@ -68,7 +68,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
         library: which one.
         workers: of the loader.
         folder: where the checkpoint is, and the distribution's name that accelerate asks for.
-        stop: the step behind which a checkpoint is saved, and the run ends.
+        stop: the step after which a checkpoint is saved, and the run ends.
         resumes: whether it begins with the checkpoint.
     """
     sys.path.insert(0, folder)
@@ -82,7 +82,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """A loop with `save_state` behind a step; it says where it is by the number of steps."""
+    """A loop with `save_state` after a step; it says where it is by the number of steps."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -135,7 +135,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the loader goes on by itself
+        ignore_data_skip=True,  # the loader continues by itself
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:

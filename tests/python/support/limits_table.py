@@ -72,7 +72,7 @@ def descriptors() -> int:
 
 
 def held_for(workers: int) -> int:
-    """Descriptors that main holds for so many workers, and for the loader."""
+    """Descriptors that the main process holds for this many workers, and for the loader."""
     before = descriptors()
     with loading(IterableWrapper(range(4 * workers)).sharding_filter(), workers) as loader:
         next(iter(loader))

@@ -88,7 +88,7 @@ class TakesAgain(TakesOnce):
 
 
 class Draws:
-    """Draws its order from a generator, whose state before the epoch is part of its own."""
+    """Draws its order from a generator. Its state contains the generator's state before the epoch."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.loaded = size, 0, False

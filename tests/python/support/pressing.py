@@ -97,7 +97,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Has a function called by SIGALRM after so many seconds, if at all. Handlers and timer of before come back."""
+    """Has a function called by SIGALRM after this many seconds, if at all. Handlers and timer of before come back."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:

@@ -69,7 +69,7 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """A function of workers that ends its process, with code 7, at an item; `after` so many seconds."""
+    """A function of workers that ends its process, with code 7, at an item; `after` this many seconds."""
 
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after

@@ -1,6 +1,7 @@
 """Pipelines made at random, each slow for one known reason: how often does `diagnose` name it?
 
-    python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; beside two processes that only compute
+    python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; next to two processes that only
+    compute
 
 A verdict is right if it is of the kind, and names the pipe and the process, that the pipeline was built to have. The
 slow part of each is several times as slow as all the rest, so that a busy machine does not change what is to blame.
@@ -28,8 +29,8 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: Tiny items: so many that they take longer than the turns that others have on a busy machine. A few are timed, and one
-#: that is timed while the process has no core would stand for all of a short epoch.
+#: Tiny items: this many that they take longer than the turns that others have on a busy machine. Only some items are
+#: timed. If the process has no core at this time, one of them would represent a whole short epoch.
 TINY = 400_000
 
 
@@ -206,7 +207,7 @@ class Maker:
         return self.times(case)
 
     def slow_on_both_sides(self) -> Case:
-        """Of which each worker does the one for all items, the other for its own."""
+        """Each worker does the first work for all items, and the second one only for its own."""
         workers, seconds = self.workers(), self.seconds()
         if self.random.random() < 0.5:
             pipe = self.source(40).map(partial(slow, seconds=seconds)).sharding_filter()
@@ -386,7 +387,7 @@ def judged(case: Case) -> int:
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Lets this process, and those that it starts, use so many cores."""
+    """Lets this process, and those that it starts, use this many cores."""
     before = os.sched_getaffinity(0)
     if count is not None:
         os.sched_setaffinity(0, sorted(before)[:count])
@@ -403,7 +404,7 @@ def compute_for_ever() -> None:
 
 @contextlib.contextmanager
 def load_of(processes: int) -> Iterator[None]:
-    """So many processes that compute beside this one."""
+    """This many processes that compute next to this one."""
     fork = multiprocessing.get_context("fork")
     started = [fork.Process(target=compute_for_ever, daemon=True) for _ in range(processes)]
     for process in started:

@@ -36,11 +36,11 @@ MOST_AT_ONE = 2
 
 
 class Work:
-    """Squares numbers, and hangs at some: a function and a data set.
+    """Squares numbers, and hangs at some: a function and a dataset.
 
     Args:
         hangs: by number, how.
-        length: of the data set.
+        length: of the dataset.
     """
 
     def __init__(self, hangs: dict[int, Hanging], length: int) -> None:
@@ -82,7 +82,7 @@ class Plan:
         if dice.random() < 0.3:  # one, as it takes its time
             self.patience, self.places[dice.choice(list(self.places))] = OF_LOOPS, ("loop", 1)
         if any(way == "stop" for way, _ in self.places.values()):
-            # It is woken to tell where it stands, and may have come to the next place when it is killed.
+            # It is woken to report its stack, and may have reached the next position when it is killed.
             self.places = {place: (way, 1) for place, (way, _) in self.places.items()}
         self.cadence: tuple[float, float] | None = None
 
@@ -94,8 +94,8 @@ class Plan:
 
         Args:
             folder: where they tell each other.
-            first: the item with which it goes on. It makes those before it again, and has come no further if processes
-                hang there: then the third hang is an error.
+            first: the item with which it continues. It makes those before it again, and has come no further if
+                processes hang there: then the third hang is an error.
         """
         places = [at for at in self.places if at >= first]
         if first and not self.in_order:

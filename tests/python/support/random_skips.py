@@ -1,9 +1,10 @@
-"""Random pipelines of functions that raise at random items, behind `on_error`: held against plain Python.
+"""Random pipelines of functions that raise at random items, after `on_error`: held against plain Python.
 
     python -m drivers skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
 
-A seed stands for a pipeline: whole, or in workers, of which some die and are replaced, with a part of it in the
-dispatching process or in main. It is read as a whole, and up to a random item and from the state there on; the items,
+A seed represents a pipeline in one process or in workers. Some workers exit and are replaced, and parts of the pipeline
+may run in the dispatching process or in the main process. It is read as a whole, and up to a random item and from the
+state there on; the items,
 their order and the counts must be those of the model.
 """
 
@@ -163,7 +164,7 @@ class Plan:
 
     @staticmethod
     def _after(steps: list[Any], items: Iterable[int], skipped: Counter[tuple[str, str]]) -> list[int]:
-        """The items behind some steps."""
+        """The items after some steps."""
         for kind, function in steps:
             made: list[int] = []
             for item in items:
@@ -228,7 +229,7 @@ def check_alone(plan: Plan) -> None:
 
 
 def check_in_workers(plan: Plan) -> None:
-    """With workers, of which some may die; from a state on; and with another number of workers."""
+    """With workers, of which some may exit; from a state on; and with another number of workers."""
     expected, skipped = plan.model()
     how = "restart" if plan.deaths else "error"
 
@@ -251,7 +252,7 @@ def check_in_workers(plan: Plan) -> None:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(plan.dice.choice(whole.reading_service._children.pids), signal.SIGKILL)  # type: ignore
             assert got == expected
-            if not plan.deaths:  # the loader tells of all workers once, and each pipe in main of its part
+            if not plan.deaths:  # the loader tells of all workers once, and each pipe in the main process of its part
                 assert sum(counts_of(told)) == sum(skipped.values())
         if not plan.deaths:
             assert sum(pipe.skipped for pipe in whole.stats().pipes) == 2 * sum(skipped.values())

@@ -2,9 +2,9 @@
 
 `python -m drivers threads --seconds 60 --seed 1`.
 
-The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. And a loop over it that
-ends without an error has come to the end of the epoch: all its items were given, unless somebody has paused the loader.
-Beside these nothing hangs, no process is left, and errors are RuntimeErrors.
+The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. If a loop ends without an
+error, all items of the epoch were delivered, unless the loader was paused.
+Next to these nothing hangs, no process is left, and errors are RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def slowly(item: int) -> int:
 
 
 class Numbers:
-    """A data set whose items take a moment."""
+    """A dataset whose items take a moment."""
 
     def __len__(self) -> int:
         return COUNT
@@ -82,7 +82,7 @@ class Handle:
         self.is_paused = self.is_over = False
 
     def read(self, most: int) -> None:
-        """Reads so many items, or to the end."""
+        """Reads this many items, or to the end."""
         for _ in range(most):
             try:
                 self.given.append(int(next(self.iterator)))

@@ -1,4 +1,4 @@
-"""Faults of ranks at random moments: what the others hear of it, after how long, and what is left behind.
+"""Faults of ranks at random moments: the errors of the other ranks, their delay, and leftovers.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
@@ -113,7 +113,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """The program of a process that holds the store and is no rank, as torchrun's agent."""
+    """The program of a process that holds the store and is not a rank, as torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
@@ -240,7 +240,7 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """Goes on as another program in this forked process, which ends by the interpreter's own exit."""
+    """Continues as another program in this forked process, which ends by the interpreter's own exit."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 
@@ -266,7 +266,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # workers see the death of their main, and go
+                time.sleep(2)  # workers see the exit of their main, and go
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -285,7 +285,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim went on."""
+    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim continued."""
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None
@@ -309,7 +309,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # Not as the others end: CPython before 3.14 aborts where a thread comes back from torch at that time.
+            # This rank ends differently, because CPython before 3.14 aborts if a thread returns from torch at that
+            # time.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

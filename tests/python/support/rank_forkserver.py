@@ -1,7 +1,7 @@
 """Starts the programs of ranks as forks of a process that has imported torch, which takes longer than what most do.
 
-Run as a program it is that process: it takes orders from the socket on its standard input, until whoever holds the
-other end ends. The programs have the command line, the environment and the standard output that they are given, and end
+When run as a program, it is that process: it executes orders from the socket on its standard input until the other end
+is closed. The programs have the command line, the environment and the standard output that they are given, and end
 by the interpreter's own exit. They are this process's children; it reaps them when it is asked to.
 """
 

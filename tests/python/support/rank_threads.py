@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for loaders that talk through a group of the user's."""
+"""Ranks as threads of one process, for loaders that talk through a group of the user."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def environment(**more: str) -> Iterator[None]:
     """The environment in which a cluster is started: its workers import what lies here.
 
     Args:
-        more: settings of Ray's beside ours.
+        more: settings of Ray's next to ours.
     """
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def cluster(**more: str) -> Iterator[Any]:
     """A cluster of one node; it is shut down in any case.
 
     Args:
-        more: settings of Ray's beside ours.
+        more: settings of Ray's next to ours.
     """
     with nodes(0, 2, **more):
         import ray
@@ -100,14 +100,14 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """A cluster of so many nodes on this machine beside the first one.
+    """A cluster of this many nodes on this machine next to the first one.
 
     It is ended here, and by no exit handler: that would run in children forked by later tests, and crash there.
 
     Args:
-        count: how many nodes there are beside the first one.
+        count: how many nodes there are next to the first one.
         processors: those of the first one for workers.
-        more: settings of Ray's beside ours.
+        more: settings of Ray's next to ours.
     """
     with environment(**more):
         import ray

@@ -1,10 +1,10 @@
-"""Loaders on Ray whose workers, actors, raylets and nodes die at random: `python -m drivers ray --seconds 600`.
+"""Loaders on Ray whose workers, actors, raylets and nodes exit at random: `python -m drivers ray --seconds 600`.
 
-A cluster of three nodes beside the head serves all runs. Each run takes a random pipeline, options and moments, and its
-items are compared with those of workers on this machine. At an item, or a moment later, something happens: a worker, an
-actor or the dispatching process is killed or stopped, a raylet is killed or stopped, a node is taken away, main leaves
-the cluster and comes back, or the loader is given up and another one, here or there, goes on from its state. A process
-that hangs shows its stacks and ends all.
+A cluster of three nodes next to the head serves all runs. Each run takes a random pipeline, options and moments, and
+its items are compared with those of workers on this machine. At an item, or a moment later, something happens: a
+worker, an actor or the dispatching process is killed or stopped, a raylet is killed or stopped, a node is taken away,
+main leaves the cluster and comes back, or the loader is given up and another one, here or there, resumes from its
+state. A process that hangs shows its stacks and ends all.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EVENTS = {
     "worker": 8, "actor": 8, "dispatcher": 4, "stop worker": 1, "stop actor": 1,
     "raylet": 2, "node": 1, "stop raylet": 1, "leave": 1, "state": 3, "call": 3,
 }  # fmt: skip
-#: Those of them in which nobody dies.
+#: Plans without an exit.
 GENTLE = {"state", "call"}
 
 
@@ -69,7 +69,7 @@ class Plan:
         workers: how many there are.
         options: of the service.
         in_order: whether items come in turn.
-        events: at which item of which epoch what happens.
+        events: the events by epoch and item.
         cadence: how often snapshots are taken; None as usual.
     """
 
@@ -88,7 +88,7 @@ def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
     dice = random.Random(seed)
     count = dice.choice([600, 900, 1500])
-    # Each worker comes on between two deaths: three at one item would be an error.
+    # Each worker comes on between two exits: three at one item would be an error.
     places = sorted(dice.sample(range(2 * count // 100), dice.randrange(4, 12)))
     kinds = dice.choices(list(EVENTS), list(EVENTS.values()), k=len(places))
     events = {divmod(100 * place + dice.randrange(40), count): kind for place, kind in zip(places, kinds, strict=True)}
@@ -128,14 +128,14 @@ class Run:
         )  # fmt: skip
 
     def local(self) -> MultiProcessingReadingService:
-        # Not forked: right behind `ray.init` a fork can leave Ray's part of this process without answers.
+        # Not forked: right after `ray.init` a fork can leave Ray's part of this process without answers.
         return MultiProcessingReadingService(self.plan.workers, "spawn", in_order=self.plan.in_order)
 
     def pipe(self) -> Any:
         return PIPELINES[self.plan.pipeline](self.plan.count)
 
     def check(self) -> int:
-        """Compares the items with those of workers here; how many deaths there were."""
+        """Compares the items with those of workers here; how many exits there were."""
         with DataLoader2(self.pipe(), reading_service=self.local()) as loader:
             loader.seed(self.plan.seed)
             wanted = [list(map(plain, loader)) for _ in range(2)]
@@ -184,7 +184,7 @@ class Run:
         return epoch, None
 
     def leave(self, loader: DataLoader2[Any]) -> None:
-        """Main leaves the cluster: what was sent still comes, and then an error; and it joins it again."""
+        """The main process leaves the cluster: what was sent still comes, and then an error; and it joins it again."""
         import ray
 
         ray.shutdown()
@@ -196,7 +196,7 @@ class Run:
         join(self.machines)
 
     def strike(self, loader: DataLoader2[Any], kind: str) -> None:
-        """Has something happen: now, or a moment later, beside what main does then."""
+        """Has something happen: now, or a moment later, next to what the main process does then."""
         if kind == "call":
             self.happened[kind] += 1
             loader.reading_service._pause(as_it_is)
@@ -228,7 +228,7 @@ class Run:
         processes = loader.reading_service.engine_processes()._processes
         up = [one for one in processes if getattr(one, "about", None) is not None and not one.ended]
         here = [one for one in processes if isinstance(one, DispatchingChild) and not one.ended]
-        if not up or (kind == "dispatcher" and not here):  # workers here: one that dies is an error
+        if not up or (kind == "dispatcher" and not here):  # workers here: one that exits is an error
             return
         self.happened[kind] += 1
         about = self.dice.choice(up).about
@@ -238,7 +238,7 @@ class Run:
 
 
 def check(plan: Plan, machines: Any, happened: Counter[str]) -> int:
-    """Carries a plan out on a cluster; how many deaths there were."""
+    """Carries a plan out on a cluster; how many exits there were."""
     usual = snapshots.cadence
     if plan.cadence is not None:
         snapshots.cadence = lambda count: plan.cadence  # type: ignore[assignment]

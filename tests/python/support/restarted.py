@@ -1,4 +1,4 @@
-"""Loaders whose processes are replaced when they die, and pipelines for them."""
+"""Loaders whose processes are replaced when they exit, and pipelines for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A program in a pseudo terminal of its own, in which Ctrl-C is pressed as people press it.
+"""Runs a program in its own pseudo terminal, and presses Ctrl-C there.
 
-The terminal sends SIGINT to main, to the workers and to whatever else the program has started, all at once.
+The terminal sends SIGINT to the main process, to the workers and to whatever else the program has started, all at once.
 """
 
 from __future__ import annotations

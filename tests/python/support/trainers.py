@@ -63,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Tokens(IterableDataset[Any]):
-    """Texts in an endless stream, packed into sequences: as torchtitan's over a data set of Hugging Face."""
+    """Texts in an endless stream, packed into sequences: as torchtitan's over a dataset of Hugging Face."""
 
     def __init__(self, texts: int = 9, length: int = 5) -> None:
         self.texts, self.length = texts, length
@@ -98,7 +98,7 @@ class Training:
 
     Args:
         workers: of the loader.
-        stop: the epoch and step behind which a checkpoint is saved, and the run ends; step -1 is the epoch's end.
+        stop: the epoch and step after which a checkpoint is saved, and the run ends; step -1 is the epoch's end.
         checkpoint: where it is saved.
         resumes: whether the run begins with the checkpoint.
     """
@@ -165,7 +165,7 @@ class Shard:
 def accelerate(run: Training) -> None:
     """Seeds, prepares its loader, loads its state and then the generators', and trains.
 
-    It saves behind a step, also behind the last one of an epoch, where its loader has read one batch more.
+    It saves after a step, also after the last one of an epoch, where its loader has read one batch more.
     """
     seed_everything()
     shard = Shard(StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options()))
@@ -189,7 +189,7 @@ def accelerate(run: Training) -> None:
 
 
 def transformers(run: Training) -> None:
-    """Saves the loader's state and the generators beside the model, and skips no data when it goes on."""
+    """Saves the loader's state and the generators next to the model, and skips no data when it continues."""
     seed_everything()
     sampler = DistributedSampler(Samples(28), 2, 1, seed=7)
     loader = StatefulDataLoader(Samples(28), batch_size=4, sampler=sampler, **run.options())
@@ -256,7 +256,7 @@ class Fetcher:
 
 
 def lightning(run: Training) -> None:
-    """A callback saves behind a step and at an epoch's end; the number of steps says where the training is."""
+    """A callback saves after a step and at an epoch's end; the number of steps says where the training is."""
     seed_everything()
     loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options())
     fetcher = Fetcher(loader)
@@ -316,7 +316,7 @@ def torchtitan(run: Training) -> None:
 
 
 def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The dicts in a state that hold the data set's state, by worker: public programs read and write there."""
+    """The dicts in a state that hold the dataset's state, by worker: public programs read and write there."""
     if "_snapshot" in state:
         workers = state["_snapshot"]["_worker_snapshots"]
         assert state["_snapshot"]["_main_snapshot"]["_num_workers"] == len(workers)
@@ -326,7 +326,7 @@ def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nemo_rl(run: Training) -> None:
-    """Saves each state in a file of its own, and logs where the data set stands."""
+    """Saves each state in a separate file, and logs the position of the dataset."""
     seed_everything()
     loader = StatefulDataLoader(Stream(), batch_size=2, drop_last=True, **run.options())
     if run.resumes:
@@ -366,7 +366,7 @@ class DynamicBatches:
 
 
 def veomni(run: Training) -> None:
-    """Takes the data sets' states out, shares them over the ranks, and puts them back when it goes on."""
+    """Takes the datasets' states out, shares them over the ranks, and puts them back when it continues."""
     seed_everything()
     loader = StatefulDataLoader(Stream(), batch_size=None, **run.options())
     batches = DynamicBatches(loader, 3)
@@ -409,7 +409,7 @@ def train(trainer: str, **options: Any) -> list[Any]:
 
 
 def resharded(workers: int, ahead: int) -> list[Any]:
-    """The batches behind a state of three batches whose data set states were moved ahead by so many items."""
+    """The batches after a state of three batches whose dataset states were moved ahead by this many items."""
 
     def loader() -> Any:
         options = {"multiprocessing_context": "fork"} if workers else {}

@@ -102,7 +102,7 @@ class Walk:
 
 
 class WalkedStream(IterableDataset[int]):
-    """A stream whose iterator knows its place."""
+    """A stream whose iterator has a state."""
 
     def __iter__(self) -> Iterator[int]:
         return Walk()

@@ -1,4 +1,4 @@
-"""A process under a watchdog: what it printed, where everybody stood if it hung, and whom it left behind."""
+"""Runs a process under a watchdog, which collects its output, its stacks if it hangs, and leftover processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torchdata
 from leftovers import cmdline, descendants, is_gone
 
 TESTS = Path(__file__).resolve().parent
-#: Set for a process that is to show by SIGUSR1 where its threads stand, and for those that it starts.
+#: Set for a process that prints the stacks of its threads on SIGUSR1, and for its children.
 STACKS = "TESTS_SHOW_STACKS"
 
 

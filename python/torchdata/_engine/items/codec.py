@@ -1,4 +1,4 @@
-"""The part of the item codec that needs Python: pickling what has no encoding of its own.
+"""The part of the item codec that needs Python: it pickles objects without an encoding.
 
 Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in whichever process sends or receives.
 """
@@ -22,7 +22,7 @@ __all__ = ["UNSENT", "DataChunk", "dumps_by", "has_own_reducer", "loads", "pickl
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors laid out behind it. No other pickle begins with it.
+#: The first byte of a pickle that refers to tensors laid out after it. No other pickle begins with it.
 _WITH_TENSORS = b"T"
 
 #: Where a pickler's table of reducers is put: it does not look at an attribute if its class has one of that name.

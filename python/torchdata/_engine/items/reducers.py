@@ -115,7 +115,7 @@ class Tables:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Arrays that NumPy would put into the pickle, element by element, as such that go beside it."""
+    """Arrays that NumPy would put into the pickle, element by element, as such that go next to it."""
     copy = _native.contiguous_copy(array)
     if copy is not None:
         array = copy

@@ -1,4 +1,4 @@
-"""Tensors of an item that is pickled: which of them overlap in memory, and their memory beside the pickle.
+"""Tensors of an item that is pickled: which of them overlap in memory, and their memory next to the pickle.
 
 Role: used by the codec (codec.py and rust/py/src/codec) wherever torch is loaded. A pickle refers to tensors by number;
 `Departing` collects them while it is written and lays them out, `Arrived` makes them again while it is read. Imports
@@ -25,7 +25,7 @@ __all__ = [
     "Departing", "Location", "Span", "arriving", "dlpack_ways", "empty_tensor", "room_of", "tensor_over", "tensor_parts"
 ]  # fmt: skip
 
-#: A part of this process' memory: the address of its first byte, and that behind its last one.
+#: A part of this process' memory: the address of its first byte, and that after its last one.
 Span = tuple[int, int]
 
 
@@ -399,7 +399,7 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
-    `span` is where it lies, by which tensors that overlap are found; None if pickling it tells. `what` is (dtype
+    `span` is its memory range, by which overlapping tensors are found; None if pickling determines it. `what` is (dtype
     name, shape, requires_grad, address, bytes, room) if its elements can be copied as they lie, else an object to
     pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
 
@@ -430,7 +430,7 @@ _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """See `torchdata.empty`; `dtype` is one of torch's, and `sender` that of this process, if it is a child."""
+    """See `torchdata.empty`; `dtype` is one of torch, and `sender` that of this process, if it is a child."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype, device="cpu")

@@ -1,1 +1,2 @@
-"""Child processes, whatever they run: how they start, what they leave to main, and how they end. Private."""
+"""Child processes, whatever they run: how they start, what they leave to the main process, and how they end.
+Private."""

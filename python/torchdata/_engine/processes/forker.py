@@ -2,19 +2,19 @@
 
 Role: main has another process fork where it cannot itself. It obtains that process in two ways, and asks it in one:
 
-- Start method "fork" copies main as it is, and by the time that a child dies main may have threads that hold locks, and
-  CUDA, of which a forked process can make no use. So main forks one process right behind a loader's children, which has
-  one thread, runs nothing of the user's, and inherits what the children run. It ends with the loader.
-- Start method "forkserver" forks every child from one process of the program, which main spawns: a fresh interpreter
-  that imports the program once. It serves all loaders, and ends with main. multiprocessing's own fork server would not
-  do: processes of the user's come out of it, too, and must be interruptible, where ours have all signals blocked until
-  they leave them to main.
+- Start method "fork" copies the main process. When a child exits, the main process may have CUDA, and threads that hold
+locks, which a forked process cannot use. So main forks one process right after a loader's children, which
+  has one thread, runs nothing of the user, and inherits what the children run. It ends with the loader.
+- Start method "forkserver" forks every child from one process of the program, which the main process spawns: a fresh
+  interpreter that imports the program once. It serves all loaders, and ends with main. multiprocessing's own fork
+  server would not do: processes of the user's come out of it, too, and must be interruptible, where ours have all
+  signals blocked until they leave them to main.
 
-Main waits for a child's number, and a spawned process may first import the program for seconds. A signal that main
-handles, Ctrl-C most of all, ends one that is not up yet, and with it all that was asked of it.
+The main process waits for a child's number, and a spawned process may first import the program for seconds. A signal
+that the main process handles, Ctrl-C most of all, ends one that is not up yet, and with it all that was asked of it.
 
-A forked process is not main's child. Main watches it by its pidfd, and asks its parent for the exit code. If that has
-died before it, the process lives on, and how it ends is not known.
+A forked process is not main's child. The main process watches it by its pidfd, and asks its parent for the exit code.
+If that has exited before it, the process lives on, and how it ends is not known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["Forker", "RemoteChild", "SpawnedChild", "forker_of_program"]
 
-#: Seconds between two looks at whether a reply has come to somebody else, whether a signal waits, and who is gone.
+#: Seconds between two checks for replies to other threads, for signals and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the process that forks others for this one has ended: "
@@ -71,7 +71,8 @@ class Forker:
         launch: makes the process, not started, from its end of the socket and from main's; and starts it.
     """
 
-    #: How long one may take to come up where a signal waits: longer after each that was ended, as a handler may go on.
+    #: How long one may take to come up where a signal waits: longer after each that was ended, as a handler may
+    #: continue.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -96,12 +97,13 @@ class Forker:
             raise
         finally:
             theirs.close()
-        # Behind all exit handlers, which end loaders, too.
+        # After all exit handlers, which end loaders, too.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> Forker:
-        """One that main forks. Call it with signals deferred: what `deliver` raises leaves no process behind.
+        """One that the main process forks. Call it with signals deferred: what `deliver` raises leaves no process
+        after.
 
         Args:
             inherited: what its children are to have by `Inherited`.
@@ -126,7 +128,7 @@ class Forker:
 
     @classmethod
     def spawned(cls, module: str) -> Forker:
-        """One that main spawns, where signals are blocked.
+        """One that the main process spawns, where signals are blocked.
 
         Args:
             module: the name of a module to import before anybody is forked, besides the program's.
@@ -251,7 +253,7 @@ class Forker:
         _end_process(self._process)
 
     def leave(self) -> None:
-        """In a forked child of main's: leaves the process to its parent."""
+        """In a forked child of the main process: leaves the process to its parent."""
         self._socket.close()
 
 
@@ -263,7 +265,7 @@ def _end_process(process: ChildProcess) -> None:
 
 #: The one that serves the program's loaders under start method "forkserver".
 _of_program: Forker | None = None
-# A child that main forks has another one.
+# A child that the main process forks has another one.
 _finding = threading.RLock()
 
 
@@ -324,7 +326,7 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: finds who forks it. One that has died since it was found is not found again.
+        find: finds who forks it. One that has exited since it was found is not found again.
         name: what the child is called in messages.
         process_name: what its process is called.
         target: what it runs; found by its name where it is unpickled.
@@ -345,7 +347,7 @@ class RemoteChild(ChildProcess):
         self._forker: Forker | None = None
 
     def _launch(self) -> int:
-        """Has it forked; by another one, once, where the forking process dies meanwhile."""
+        """Has it forked; by another one, once, where the forking process exits meanwhile."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -369,7 +371,7 @@ class RemoteChild(ChildProcess):
             return pid
         finally:
             # Closing is not enough: others may hold this end, whom another thread forks at the moment.
-            with contextlib.suppress(BrokenPipeError):  # it has died already
+            with contextlib.suppress(BrokenPipeError):  # it has exited already
                 os.close(leave)
                 os.write(ours, answer)
             os.close(ours)

@@ -5,9 +5,9 @@ does, and a user's of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an except
 fork; one that is raised in the middle of starting or ending a child leaves a child that nobody knows. So main notes
 signals there and lets them through between two steps.
 
-A child must never run a handler of main's, though a terminal or a cluster sends signals to all processes of the
-program. It inherits a mask that keeps them from it until it takes no notice of them (`MainSignals`). A signal that a
-child raises itself is another matter: it has its default action, so SIGTERM ends the child.
+A child must never run a handler of the main process, though a terminal or a cluster sends signals to all processes of
+the program. It inherits a mask that keeps them from it until it takes no notice of them (`MainSignals`). A signal that
+a child raises itself is another matter: it has its default action, so SIGTERM ends the child.
 
 Python runs handlers in the main thread alone, and allows only it to change them; the mask is each thread's own. A
 signal that has no handler in Python is not held: it is ignored, or ends the program, or is a C library's business.
@@ -228,13 +228,13 @@ class MainSignals:
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child take no notice of signals that are sent to all processes, nor of those that main handles. A
-        child does this first.
+        """Makes a child ignore signals that are sent to all processes, and those that the main process handles. A child
+        does this first.
 
         The signals are not ignored, but have a handler that does nothing: programs that the child starts would inherit
-        that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what main
-        ignores. A signal that came while it was blocked is gone, and the mask is main's again. A signal that the child
-        sends to itself, even while it was blocked, has its default action.
+        that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what the
+        main process ignores. A signal that came while it was blocked is gone, and the mask is main's again. A signal
+        that the child sends to itself, even while it was blocked, has its default action.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -265,8 +265,8 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The handler in a child of a signal that main handles. It is called only after user code has put it back, and has
-    the native handler do so from then on, as that one knows who has sent a signal."""
+    """The handler in a child of a signal that the main process handles. It is called only after user code has put it
+    back, and has the native handler do so from then on, as that one knows who has sent a signal."""
     take_no_notice(number)
 
 

@@ -1,12 +1,13 @@
 """Files that forked children read through one file position: found after an epoch, and told in a warning.
 
-Role: main's side, for start method "fork". A file that is open when children are forked has one position for main and
-all of them. Whoever reads moves it for the others, which then read bytes from wrong places without an error.
+Role: main's side, for start method "fork". A file that is open when children are forked has one position for the main
+process and all of them. A process that reads moves the position for the others, which then read wrong bytes without an
+error.
 
-It is told only if it is certain: the position of a file that is open for reading has changed, main itself has read
-nothing at all meanwhile, whatever thread of it, and two children or more have read something. The kernel counts the
-reads of each process (`/proc/PID/io`), those of children that main has reaped among main's. Where it does not, nothing
-is told.
+The warning is certain: the position of a file that is open for reading has changed, no thread of the main process has
+read anything meanwhile, and at least two children have read something. The kernel counts the reads of each process
+(`/proc/PID/io`). Reads of reaped children count as reads of the main process. Where it does
+not, nothing is told.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SharedPositions:
     Args:
         pids: gives the numbers of the children that run.
         differ: whether some children read other things than the rest, as a dispatching process does. The first epoch is
-            not looked at then, because reads with which children start are no evidence.
+            then not checked, because children read while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -68,7 +68,7 @@ def close_here(one: Closes) -> None:
 
 
 def close_inherited() -> None:
-    """In a child: closes what main alone has of its siblings, and of the children of other loaders."""
+    """In a child: closes what the main process alone has of its siblings, and of the children of other loaders."""
     while _mains:
         _mains.popitem()[1].close()
 
@@ -117,7 +117,7 @@ def reap(pid: int) -> int | None:
     """The exit code of a child of this process, negative for a signal; None while it runs.
 
     Raises:
-        ChildProcessError: it is no child of this process, or somebody else has reaped it.
+        ChildProcessError: it is not a child of this process, or somebody else has reaped it.
     """
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
@@ -133,15 +133,15 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 class ChildProcess(ABC):
     """One child, even if other code reaps it.
 
-    A program that ignores SIGCHLD, or whose handler reaps all children, takes exit codes away. The kernel's answer that
-    there is no such child tells then that it has ended.
+    A program that ignores SIGCHLD, or whose handler reaps all children, takes exit codes away. If the kernel then
+    answers that the child does not exist, it has ended.
 
     Args:
         name: what the child is called in messages.
         process_name: what its process is called, which `multiprocessing.current_process` tells in it.
     """
 
-    #: Whether its memory began as a copy of main's, as under start method "fork".
+    #: Whether its memory began as a copy of the main process, as under start method "fork".
     is_copy_of_main = False
 
     def __init__(self, name: str, process_name: str) -> None:
@@ -159,7 +159,7 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
         self.is_orphan = False
-        #: How it has ended in the words of somebody who knows better than an exit code tells.
+        #: A better description of its end than the exit code, from another source.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: What holds multiprocessing's pipes to it, where the system has no descriptors of processes.
@@ -171,7 +171,7 @@ class ChildProcess(ABC):
         """Makes the process; returns its number."""
 
     def start(self) -> None:
-        """Starts it, as a whole: signals that main handles are delivered later.
+        """Starts it, as a whole: signals that the main process handles are delivered later.
 
         Raises:
             OSError: the system has no room for another process; the message names the child and the remedy.
@@ -265,7 +265,7 @@ class ChildProcess(ABC):
 
         Args:
             page: its counters; None where they are not its own yet.
-            wakes: whether it is stopped, and may go on so that it can answer.
+            wakes: whether it is stopped, and may continue so that it can answer.
         """
         from torchdata._observe.outside.stacks import where_it_stands
 
@@ -327,7 +327,7 @@ def sentinels(children: Iterable[ChildProcess]) -> list[int]:
 
 
 def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Waits until all have ended, but not longer than so many seconds or than until it is `enough`.
+    """Waits until all have ended, but not longer than this many seconds or than until it is `enough`.
 
     Returns:
         Whether all have ended.
@@ -343,5 +343,5 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
 
 
 def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:
-    """Waits until one of the children is known to have ended, but not longer than so many seconds."""
+    """Waits until one of the children is known to have ended, but not longer than this many seconds."""
     wait_for_all(children, seconds, lambda: any(child.ended for child in children))

@@ -1,7 +1,7 @@
 """Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
 Role: main's side of a child's end. `Shutdown` ends all of them, from wherever it is called first and as often as it is
-called: it goes on where it was cut off. `OwnsChildren` calls it at the end of the object that the children belong to,
+called: it continues where it was cut off. `OwnsChildren` calls it at the end of the object that the children belong to,
 or of the program.
 
 A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
@@ -52,10 +52,10 @@ class Shutdown:
         self.has_begun = False
         #: Whether nothing is left to do.
         self.is_over = False
-        #: Forks others in the places of those that die; ends when they have.
+        #: Forks replacements of children that exit; ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: Called before the children are asked to stop, so that those that wait for main obey.
+        #: Called before the children are asked to stop, so that those that wait for the main process obey.
         self.beforehand: Callable[[], None] | None = None
         #: Called once they have ended.
         self.afterwards: Callable[[], None] | None = None
@@ -64,7 +64,7 @@ class Shutdown:
         _to_end.add(self)  # last: Ctrl-C may come before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes a child over in the place of another one, which has ended, before it is started.
+        """Takes a child over in place of another one, which has ended, before it is started.
 
         Once it has started, `has_begun` tells whether it is the caller's to end.
         """
@@ -165,7 +165,7 @@ def end_before_others() -> None:
 class OwnsChildren(Finalized):
     """A base of what has children, which end with it: when it is shut down, dropped, or at interpreter exit."""
 
-    # No weak reference may call Python code when it dies: what Ctrl-C raises there is lost.
+    # No weak reference may call Python code when it exits: what Ctrl-C raises there is lost.
     _shutdown: Shutdown
     #: Whether nothing is left to finish (see `Finalized`).
     _ended = False
@@ -177,7 +177,7 @@ class OwnsChildren(Finalized):
     def shutdown(self) -> None:
         """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
-        If it was cut off, the next call goes on.
+        If it was cut off, the next call continues.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over

@@ -30,7 +30,9 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """The start method of a context, also of a user's own: the kind of its processes tells, whatever its name is."""
+    """The start method of a context, which may be the user's own. The class of its processes determines it, not its
+    name.
+    """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method
@@ -110,7 +112,8 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Ends a process that imports the program, which has no guard. A child of this package tells main by its exit code.
+    """Ends a process that imports the program, which has no guard. A child of this package tells the main process by
+    its exit code.
 
     Raises:
         RuntimeError: it is another library's child, or the program's own.
@@ -119,7 +122,7 @@ def _refuse_to_start() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(NO_GUARD)  # past what the program does as it ends: it was to run in main alone
+        os._exit(NO_GUARD)  # past what the program does as it ends: it was to run in the main process alone
     raise RuntimeError(UNGUARDED)
 
 

@@ -1,6 +1,6 @@
 """Processes that user code forks inside a child: nothing of the engine's is theirs.
 
-Role: runs in such a process. It was forked in a function of the user's, and comes back into the child's loop where that
+Role: runs in such a process. It was forked in a function of the user, and comes back into the child's loop where that
 function returns or raises. There it ends: links, bells and pipes belong to the child that made them.
 """
 

@@ -1,6 +1,6 @@
-"""Ray, as the engine uses it: it places hosts, starts them, watches them and carries what they are told and say.
+"""The use of Ray: it places, starts and watches hosts, and carries their messages.
 
-Role: runs in main. `Cluster` takes the place of multiprocessing's context in a group. It is the one module that reaches
+Role: runs in main. `Cluster` replaces multiprocessing's context in a group. It is the one module that reaches
 for Ray, which is imported when a cluster is made.
 """
 
@@ -90,7 +90,7 @@ class Cluster:
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
-        """The name beside those of multiprocessing."""
+        """The name next to those of multiprocessing."""
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
@@ -103,13 +103,13 @@ class Cluster:
         return worker
 
     def spans_machines(self) -> bool:
-        """Whether it has machines beside this one."""
+        """Whether it has machines next to this one."""
         with self.stay():
             here = self._ray.util.get_node_ip_address()
             return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers are not up after so many seconds, once for all of them.
+        """Warns that workers are not up after this many seconds, once for all of them.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -191,7 +191,7 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Whether an error of an actor's call says that there is no host any more."""
+        """Whether an error of an actor's call means that the host is gone."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:

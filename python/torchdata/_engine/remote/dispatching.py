@@ -1,7 +1,7 @@
-"""The dispatching process beside workers on other machines: a spawned process of main's machine.
+"""The dispatching process next to workers on other machines: a spawned process of main's machine.
 
-Role: runs in main. Its program is pickled as those of the workers are, with all that the user's program defines, which
-it does not import: there need be no guard in that, and pipes in it are those of main.
+Role: runs in main. Its program is pickled like that of the workers, including all definitions of the user's program,
+which it does not import. The program therefore needs no guard, and its pipes are those of the main process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DispatchingChild(SpawnedChild):
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # Kept: a child that takes its place has a memory of its own.
+        # Kept: a child that replaces it has a memory of its own.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

@@ -1,13 +1,15 @@
-"""The host of a worker on another machine: an actor of Ray's, beside the worker's own process.
+"""The host of a worker on another machine: an actor of Ray's, next to the worker's own process.
 
 Role: runs where Ray places it. The worker is a spawned process, as on main's machine: with the same links, but to this
 process, so that user code has a main thread and a lock of its own, and can take nothing down but itself. The host
-carries what goes over these links to main and back, undecoded. It has nothing of the user's, and ends its worker with
-itself.
+carries what goes over these links to the main process and back, undecoded. It has nothing of the user, and ends its
+worker with itself.
 
-Two threads of the actor's work on each lane: one takes what main tells (`tell`), one gives what the worker has sent
-(`pull`). Main keeps some pulls waiting. All are numbered, as who calls an actor's threads is not promised their order.
-There is a lane for commands and items, and another one for what the dispatching process sends from main's machine.
+Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
+worker has sent (`pull`). The main process keeps some pulls waiting. All are numbered, as who calls an actor's threads
+is not
+promised their order. There is a lane for commands and items, and another one for what the dispatching process sends
+from main's machine.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ from torchdata._observe.stats.counting import PIPES
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
-#: Seconds after which a pull returns though there is nothing: each side hears that the other one lives.
+#: Seconds after which a pull returns without content, so that each side knows that the other one is alive.
 PULSE = 1.0
-#: Seconds after which a host that hears nothing from main ends itself: Ray should have done so.
+#: Seconds after which a host that hears nothing from the main process ends itself: Ray should have done so.
 DEAF = 600.0
 #: Seconds between two looks at that, and between two at whether there is room for a command, or whether a child is up.
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two looks at what the worker has counted.
 SEEN = 0.5
-#: Bytes from which a part of a frame travels beside the pickle.
+#: Bytes from which a part of a frame travels next to the pickle.
 APART = 32 << 10
-#: Bytes that wait for room at the worker, from which on main is to hold others back.
+#: Bytes that wait for room at the worker, from which on the main process is to hold others back.
 FULL = 8 << 20
-#: The worker's bell and page, and those that stand for the dispatching process, which is in main's machine.
+#: The worker's bell and page, and those that represent the dispatching process on the machine of the main process.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -68,7 +70,7 @@ class RemoteSetup:
         budget: bytes of shared memory for what it sends.
         full_stats: whether the time of each pipe is taken.
         counts: what others in its place have counted before it.
-        dispatcher_page: the page of the dispatching process in main; None where none sends to it.
+        dispatcher_page: the page of the dispatching process in the main process; None where none sends to it.
         window: items that the dispatching process may be ahead.
     """
 
@@ -144,7 +146,7 @@ class Told:
         number: the how manieth call of its lane it is, from 0.
         words: the latest words; None: they are as before.
         frame: commands, or what is dispatched.
-        holds: whether units are to be held back, as main has no room for more.
+        holds: whether units are to be held back, as the main process has no room for more.
     """
 
     number: int
@@ -164,7 +166,7 @@ class Pulled:
         has_ended: whether the worker has, and all has come that it had sent and that is not held back.
         exitcode: how.
         seen: the worker, if it is time for another look.
-        is_full: whether main is to hold units back, as what it has told waits for room.
+        is_full: whether the main process is to hold units back, as what it has told waits for room.
     """
 
     number: int
@@ -177,7 +179,7 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """A frame as Ray is to take it: large parts beside the pickle, so that they are copied once."""
+    """A frame as Ray is to take it: large parts next to the pickle, so that they are copied once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
@@ -192,7 +194,7 @@ def versions() -> dict[str, str]:
 
 
 class _Lane:
-    """A pair of links between main and the worker, of which this is the side beside the worker.
+    """A pair of links between main and the worker, of which this is the side next to the worker.
 
     Args:
         inbound: what the worker sends.
@@ -290,7 +292,7 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: By lane: a link of what the worker sends, and one of what is sent to it. Nothing is sent back of what is
+        #: By lane: a link for units from the worker, and one for units to it. Nothing is sent back of what is
         #: dispatched, but words.
         self._links = [(data, control)]
         dispatched = None
@@ -350,7 +352,7 @@ class Host:
 
         Args:
             lane: 0 for commands and what the worker sends, 1 for what is dispatched to it.
-            told: what main tells.
+            told: the message of the main process.
         """
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)
@@ -381,7 +383,7 @@ class Host:
         """Where the worker stands: the kernel's word on it, and its Python stacks.
 
         Args:
-            wakes: whether it is stopped, and may go on so that it can answer.
+            wakes: whether it is stopped, and may continue so that it can answer.
         """
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
         return self._child.where_it_stands(page, wakes)
@@ -391,7 +393,7 @@ class Host:
         self._child.kill()
 
     def _watch(self) -> None:
-        """Notes the worker's end, and ends this process when main is not heard any more."""
+        """Notes the worker's end, and ends this process when the main process is not heard any more."""
         child = self._child
         while not child.ended:
             if time.monotonic() - self._heard > DEAF:

@@ -1,12 +1,12 @@
 """Main's side of a worker on another machine: what `ChildProcess` is to one on this machine.
 
-Role: runs in main. The worker has the links that any child has, of which main has the usual ends. The other ends are a
-carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts into them
-what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another thread
-carries what the dispatching process sends, if there is one, which runs on this machine.
+Role: runs in main. The worker has the links that any child has, of which the main process has the usual ends. The other
+ends are a carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts
+into them what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another
+thread carries what the dispatching process sends, if there is one, which runs on this machine.
 
-Everything that comes from a host goes through its own worker's thread and links: what an earlier worker in the same
-place has sent cannot come to a later one's.
+Everything from a host passes its own worker's thread and links, so units of an earlier worker cannot reach its
+replacement.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ TOLD = 1 << 20
 _END = 1 << 32
 #: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: Seconds within which a host tells where its worker stands, and ends it.
+#: Seconds within which a host reports its worker's stack, and ends the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which main warns that a worker is not up, and again each time that it was twice as long.
+#: Seconds after which the main process warns that a worker is not up, and again each time that it was twice as long.
 LATE = 10.0
 
 #: Each worker's own number: process numbers of other machines may repeat.
@@ -50,7 +50,8 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host somewhere, as main calls it. Each call returns at once, and its future may hold Ray's error."""
+    """A host somewhere, as the main process calls it. Each call returns at once, and its future may hold Ray's
+    error."""
 
     def check(self) -> None:
         """Raises where nobody can be called any more."""
@@ -72,7 +73,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Who makes hosts. It takes the place of multiprocessing's context."""
+    """Who makes hosts. It replaces multiprocessing's context."""
 
     #: Bytes of a frame from which on no further unit is added.
     chunk_bytes: int
@@ -81,13 +82,13 @@ class Hosts(Protocol):
         """Asks for a host, and does not wait for it."""
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that a host is not up after so many seconds."""
+        """Warns that a host is not up after this many seconds."""
 
     def why(self, error: BaseException) -> str:
         """What an error of an actor's call says of its end."""
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Whether an error of an actor's call says that there is no host any more."""
+        """Whether an error of an actor's call means that the host is gone."""
 
 
 class VersionsDiffer(RuntimeError):
@@ -127,7 +128,7 @@ class RemoteWorker(ChildProcess):
         self._thread.start()
         return next(_numbers)
 
-    # -- its life, as main sees it -----------------------------------------------------------------
+    # -- its life, as the main process sees it -----------------------------------------------------------------
 
     def watch(self) -> None:
         """Does nothing: it is watched since it was made."""
@@ -173,7 +174,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_running(self) -> bool:
-        """False: its host tells the time that it worked, and nothing of the moment."""
+        """False, because its host reports processor time, but not the present state."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
@@ -183,7 +184,7 @@ class RemoteWorker(ChildProcess):
         return float(page["ran"] + page["stood"]) / 1e9
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """What its host says of where its process stands."""
+        """The host's answer about the stack of its process."""
         actor = self._actor
         try:
             if actor is None or self.about is None:
@@ -261,7 +262,7 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # frames without room are lost, like what a dead worker had not put into its ring
+            if one.has_ended:  # frames without room are lost, like what a exited worker had not put into its ring
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:
@@ -274,7 +275,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # That the host is gone is the other lane's to say, which hears it, too.
+            # The other lane, which notices it too, reports that the host is gone.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -314,7 +315,7 @@ class _Lane:
     Args:
         number: which one.
         actor: the host.
-        carrier: takes from the one link and puts into the other.
+        carrier: moves units from one link to the other.
         most: bytes of a frame from which on no further unit is added.
         goes_on: whether anybody wants it carried.
     """
@@ -357,7 +358,8 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Whichever is: an earlier call may run behind a later one, and wait for what comes of that one's frame.
+            # Any of the calls that is ready: an earlier call may run after a later one, and wait for the result of its
+            # frame.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

@@ -12,7 +12,7 @@ every object survives it: some lose their contents, their views of one memory or
 - A list, a dict or another container of the standard library is copied, over the same members, because pipes keep the
   items of an iteration in containers. Containers in it are copied, too, up to `LARGEST_STRUCTURE` members in all.
 - A random generator is copied.
-- The copy has the same object for everything else: a data set, a function, an array, an open file. So it has for the
+- The copy has the same object for everything else: a dataset, a function, an array, an open file. So it has for the
   attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
 """
 

@@ -35,7 +35,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: makes an iterator over the items that are dealt to this worker. Set by the worker
-            runtime; it stays behind when the pipe is pickled.
+            runtime; it stays after when the pipe is pickled.
         share: what was read of them: the pass; items and checksum. Set and left behind likewise.
     """
 
@@ -67,7 +67,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """The pipe at whose end the graph is cut for the dispatching process, or None if nothing is dispatched.
+    """The last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
     It is the first pipe (seen from the sources) through which all items of all
     `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched one, both are
@@ -99,7 +99,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Puts a `DispatchedSource` in the place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
+    """Replaces the dispatched part by a `DispatchedSource`: returns the remaining graph and the dispatched graph."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -108,7 +108,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """A part that is to run in other processes, with an `on_error` at its end if one behind the cut speaks for it.
+    """A part that is to run in other processes, with an `on_error` at its end if one after the cut speaks for it.
 
     Exceptions are skipped in the process that raises them, so each process has a pipe that does.
 
@@ -190,7 +190,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """By id, what each pipe reads from, without those that read from it in turn and stand nearer to the end."""
+    """The sources of each pipe by id, without pipes in a circle that are nearer to the end."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}

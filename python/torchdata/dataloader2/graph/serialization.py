@@ -190,7 +190,7 @@ class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPip
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is no pipe, as it is."""
+    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is not a pipe, as it is."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):
@@ -213,7 +213,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Says which attribute of which pipe (or of the service) does not stand the attempt."""
+    """Names the attribute of a pipe, or of the service, that cannot be pickled."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -48,7 +48,7 @@ def is_shuffler(datapipe: Any) -> bool:
 
 
 def is_sharding(datapipe: Any) -> bool:
-    """Whether the pipe keeps its share of the items only, once it was told how many readers there are."""
+    """Whether the pipe keeps only its share of the items after `apply_sharding`."""
     return has_method(datapipe, "apply_sharding")
 
 
@@ -58,12 +58,21 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
-    """Gives every pipe that takes a seed one of its own.
+    """Gives each pipe that has `set_seed` its own seed.
 
     Args:
-        datapipes: the pipes, in the order in which seeds are drawn; those without `set_seed` are passed over.
-        seed_generator: where the seeds are drawn.
-        distributed_shared: whether to draw seeds that are the same on all workers and ranks.
+        datapipes: the pipes, in the order in which seeds are drawn; pipes without `set_seed` are skipped.
+        seed_generator: the generator from which seeds are drawn.
+        distributed_shared: whether the seeds are the same on all workers and ranks.
+
+    Example:
+        >>> from torchdata.dataloader2.graph import set_datapipes_seed
+        >>> from torchdata.dataloader2.random import SeedGenerator
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(9)).shuffle()
+        >>> set_datapipes_seed([pipe], SeedGenerator(1), distributed_shared=True)
+        >>> sorted(pipe) == list(range(9))
+        True
     """
     draw = seed_generator.generate_shared_seed if distributed_shared else seed_generator.generate_seed
     for pipe in datapipes:
@@ -75,15 +84,25 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
-    Pipes in front of a `sharding_filter` get seeds that all workers and ranks share, because each of them
-    must see the same order before it picks its share. Pipes behind it get seeds that differ from worker to worker.
+    Pipes before a `sharding_filter` get seeds that all workers and ranks share, because each of them must see the same
+    order before it selects its share. Pipes after it get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        seed_generator: where the seeds are drawn; in a worker, one that was spawned with the worker's id.
+        seed_generator: the generator from which seeds are drawn; in a worker, one that was spawned with the worker's
+            number.
 
     Returns:
         The last pipe.
+
+    Example:
+        >>> from torchdata.dataloader2.graph import set_graph_random_seed
+        >>> from torchdata.dataloader2.random import SeedGenerator
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(9)).shuffle()
+        >>> first = list(set_graph_random_seed(pipe, SeedGenerator(1)))
+        >>> list(set_graph_random_seed(pipe, SeedGenerator(1))) == first
+        True
     """
     graph = whole(datapipe)
     filters = [pipe for pipe in graph.depth_first() if is_sharding(pipe)]
@@ -103,20 +122,20 @@ def apply_sharding(
     instance_id: int,
     sharding_group: Any = SHARDING_PRIORITIES.DEFAULT,
 ) -> DataPipe:
-    """Tells every sharding pipe of the graph which share of the items is its own.
+    """Assigns a share of the items to every sharding pipe of the graph.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        num_of_instances: how many copies of the graph share the items.
-        instance_id: which of them this one is, from 0.
-        sharding_group: why the items are shared (a `SHARDING_PRIORITIES`): among ranks, among workers, or
-            unspecified. A filter made for one group ignores the others.
+        num_of_instances: the number of copies of the graph that share the items.
+        instance_id: the number of this copy, from 0.
+        sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
+            one group ignores the others.
 
     Returns:
         The same pipe.
 
     Raises:
-        RuntimeError: items on their way to the end would pass two filters of this group and be lost.
+        RuntimeError: items would pass two filters of this group and be lost.
         ValueError: `instance_id` is not below `num_of_instances`.
     """
     if not 0 <= instance_id < num_of_instances:
@@ -171,8 +190,8 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
     Args:
         datapipe: the last pipe of the graph.
-        shuffle: True switches them on, and appends a shuffler (with a warning) if there is none; False
-            switches them off; None leaves everything as it is.
+        shuffle: True switches them on, and appends a shuffler (with a warning) if there is none; False switches them
+            off; None (the default) changes nothing.
 
     Returns:
         The last pipe of the graph, which is the new shuffler if one was appended.
@@ -213,14 +232,14 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
     Args:
         datapipe: the last pipe of the graph.
-        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator` (of which
-            the shared seeds are drawn).
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, from which shared
+            seeds are drawn.
 
     Returns:
         The same pipe.
 
     Raises:
-        TypeError: `rng` is none of these.
+        TypeError: `rng` has another type.
     """
     draw = _seed_source(rng)
     for pipe in whole(datapipe).depth_first():

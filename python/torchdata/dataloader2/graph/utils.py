@@ -41,20 +41,20 @@ def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
 
 
 def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
-    """The graph of all pipes that `datapipe` reads from, directly or not.
+    """Returns the graph of all pipes that `datapipe` reads from, directly or indirectly.
 
-    Pipes are found in attributes and in (nested) lists, tuples, sets, dictionaries and deques there.
+    Pipes are found in attributes, and there in nested lists, tuples, sets, dictionaries and deques.
 
     Args:
         datapipe: the last pipe of the graph.
 
     Returns:
-        `{id(datapipe): (datapipe, sources)}`, where `sources` is such a dictionary with an entry for each
-        source. A pipe that several others read from appears below each of them; if pipes read from each
-        other in a circle, each path ends before it would meet a pipe for the second time.
+        `{id(datapipe): (datapipe, sources)}`, where `sources` is such a dictionary with an entry for each source. A
+        pipe that several pipes read from appears below each of them. If pipes read from each other in a circle, each
+        path ends before it would contain a pipe twice.
 
     Raises:
-        TypeError: `datapipe` is no pipe.
+        TypeError: `datapipe` is not a pipe.
 
     Example:
         >>> from torchdata.dataloader2.graph import traverse_dps
@@ -71,7 +71,7 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
     """The graph that ends in a pipe, or that was given as `traverse_dps` returns it.
 
     Raises:
-        TypeError: it is no pipe.
+        TypeError: it is not a pipe.
     """
     if isinstance(end, Graph):
         return end
@@ -135,26 +135,44 @@ def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
-    """The pipes of the graph whose type is exactly `dp_type`, depth first and each once.
+    """Finds the pipes of the graph whose type is exactly `dp_type`, depth first and each once.
 
     Args:
         graph: what `traverse_dps` returned.
-        dp_type: the type; instances of its subclasses are not found. A class of torch's that this package has under
-            the same name, as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
+        dp_type: the type; instances of subclasses are not found. A class of torch with the same name as one of this
+            package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
+
+    Returns:
+        The pipes; an empty list if there are none.
+
+    Example:
+        >>> from torchdata.dataloader2.graph import find_dps, traverse_dps
+        >>> from torchdata.datapipes.iter import IterableWrapper, Mapper
+        >>> find_dps(traverse_dps(IterableWrapper(range(3)).map(str).batch(2)), Mapper)
+        [Mapper]
     """
     types = (dp_type, twin_of(dp_type))
     return [pipe for pipe in all_dps(graph) if type(pipe) in types]
 
 
 def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | None = None) -> list[DataPipe]:
-    """All pipes of the graph, each once, breadth first from the last pipe.
+    """Lists all pipes of the graph, each once, breadth first from the last pipe.
 
     Args:
         graph: what `traverse_dps` returned.
-        exclude_dps: a pipe or several, left out together with everything that they read from.
+        exclude_dps: a pipe or several pipes that are left out, with all pipes that they read from; None for none.
+
+    Returns:
+        The pipes.
 
     Raises:
-        TypeError: `exclude_dps` holds something that is no pipe.
+        TypeError: `exclude_dps` contains an object that is not a pipe.
+
+    Example:
+        >>> from torchdata.dataloader2.graph import list_dps, traverse_dps
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list_dps(traverse_dps(IterableWrapper(range(3)).map(str)))
+        [Mapper, IterableWrapper]
     """
     seen: set[int] = set()
     if exclude_dps is not None:
@@ -177,23 +195,22 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
-    """Puts `new_datapipe` in the place of `old_datapipe`, in every pipe of the graph that reads from it.
+    """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from it.
 
-    The new pipe, and what it reads from, may itself read from the old one: these keep doing so, so that a
-    pipe can be inserted into the middle of a graph. So do pipes that only the old one refers to, in a circle.
-    The pipes are changed in place.
+    The new pipe and its sources may read from the old pipe and continue to do so, so you can insert a pipe into the
+    middle of a graph. The pipes are changed in place.
 
     Args:
         graph: what `traverse_dps` returned.
         old_datapipe: a pipe of the graph, possibly its last one.
-        new_datapipe: the pipe to stand there.
+        new_datapipe: the pipe that replaces it.
 
     Returns:
-        The graph as it is now.
+        The new graph.
 
     Raises:
-        TypeError: `new_datapipe` is no pipe.
-        ValueError: the graph lacks `old_datapipe`.
+        TypeError: `new_datapipe` is not a pipe.
+        ValueError: the graph does not contain `old_datapipe`.
 
     Example:
         >>> from torchdata.dataloader2.graph import replace_dp, traverse_dps
@@ -212,8 +229,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Puts a pipe in the place of another one of a graph; returns the end of the graph as it is from then on."""
-    # In a circle, what reads the old pipe is also found behind it, and is to read the new one all the same.
+    """Puts a pipe in place of another one of a graph; returns the end of the graph as it is from then on."""
+    # In a circle, what reads the old pipe is also found after it, and is to read the new one all the same.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -234,18 +251,27 @@ def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], lis
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
-    """Takes a pipe out of the graph: whatever read from it reads from its source instead.
+    """Removes a pipe from the graph: the pipes that read from it read from its source instead.
 
     Args:
         graph: what `traverse_dps` returned.
         datapipe: a pipe of the graph with exactly one source.
 
     Returns:
-        The graph as it is now.
+        The new graph.
 
     Raises:
         RuntimeError: the pipe is a source of the graph or its last pipe, or reads from several pipes.
-        ValueError: the graph lacks the pipe.
+        ValueError: the graph does not contain the pipe.
+
+    Example:
+        >>> from torchdata.dataloader2.graph import remove_dp, traverse_dps
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> mapped = IterableWrapper(range(3)).map(str)
+        >>> last = mapped.enumerate()
+        >>> _ = remove_dp(traverse_dps(last), mapped)
+        >>> list(last)
+        [(0, 0), (1, 1), (2, 2)]
     """
     end = end_of(graph)
     _require_member(all_dps(graph), datapipe)
@@ -277,7 +303,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Lets `choose` decide for every source of the pipe what stands in its place.
+    """Replaces every source of the pipe by the result of `choose`.
 
     Goes through the attributes alone in which the bounded search finds a pipe to exchange.
     """

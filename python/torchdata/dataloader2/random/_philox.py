@@ -1,4 +1,4 @@
-"""The generator of 0.9 by its name, over the one that took its place. Its numbers are other ones than there.
+"""The generator of 0.9 by its name, based on the present generator. Its numbers are other ones than there.
 
 Role: for code that made its seeds by `PhiloxEngine` itself. Runs wherever that code runs; nothing here uses it.
 """
@@ -22,7 +22,7 @@ class PhiloxEngine:
         seed: an integer, of which the lower 64 bits count; None: `seed` is called before numbers are drawn.
 
     Raises:
-        TypeError: the seed is no integer.
+        TypeError: the seed is not an integer.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -55,7 +55,7 @@ class PhiloxEngine:
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """An engine that goes on alike."""
+        """An engine that continues alike."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:

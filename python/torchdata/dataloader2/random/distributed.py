@@ -8,14 +8,17 @@ __all__ = ["dist_share_seed"]
 
 
 def dist_share_seed(seed: int, process_group: Any = None) -> int:
-    """The seed of the first rank of a group, on every rank of it. Every rank of the group must call it.
+    """Returns the seed of the first rank of a group, on every rank. All ranks of the group must call this.
 
     Args:
-        seed: this rank's proposal; the first rank's is taken.
-        process_group: the group to share it in; None for the default group.
+        seed: this rank's seed, which only the first rank's call uses.
+        process_group: the group of ranks; None (the default) for the default group.
+
+    Returns:
+        The first rank's seed.
 
     Raises:
-        RuntimeError: torch.distributed is missing or not initialised.
+        RuntimeError: torch.distributed is not available or not initialized.
     """
     try:
         import torch

@@ -36,7 +36,7 @@ class SeedGenerator:
         _rngs: internal: the native generator to wrap.
 
     Raises:
-        TypeError, ValueError: the seed is no integer, or out of range.
+        TypeError, ValueError: the seed is not an integer, or out of range.
 
     Example:
         >>> from torchdata.dataloader2.random import SeedGenerator
@@ -87,7 +87,7 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """The state of the generator; `imported` makes one of it that goes on alike."""
+        """The state of the generator; `imported` makes one of it that continues alike."""
         return self._native.export()
 
     @classmethod

@@ -37,30 +37,30 @@ _BACKENDS = ("gloo", "mpi")
 
 
 class DistributedReadingService(ReadingServiceInterface):
-    """Gives each rank of a distributed job its share of the items, with the same order before sharding.
+    """Gives each rank of a distributed job its share of the items. All ranks use the same order before sharding.
 
-    Put it before a `MultiProcessingReadingService` in a `SequentialReadingService` to use workers on every rank: items
-    are shared out by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
+    To use workers on every rank, put it before a `MultiProcessingReadingService` in a `SequentialReadingService`: items
+    are divided by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
 
     Args:
-        timeout: seconds after which an operation among the ranks fails. A process group or device mesh of torch may
-            stand here instead, as in `DistributedReadingService(mesh["dp"])`.
-        backend: `"gloo"`: the ranks of `torch.distributed`, whose process group must have been initialised; the
-            service talks through connections of its own, to rank 0. `"mpi"`: the ranks of an MPI job, through mpi4py,
-            with or without PyTorch.
-        process_group: the ranks that divide the items among themselves, instead of all: a `ProcessGroup` of torch, or
-            a `DeviceMesh` of one dimension. Data-parallel groups of the same size in one job take the same seeds, so
-            ranks with the same place in their groups get the same batches. For other means of communication, an
-            object with `rank`, `world_size`, `broadcast(value)` (rank 0's integer on every rank) and
-            `all_reduce_min(value)` (the least integer on every rank), all of 64 bits. Both are called in turn, the
-            latter in a thread of its own.
+        timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
+            be passed instead, as in `DistributedReadingService(mesh["dp"])`.
+        backend: `"gloo"` (the default) for the ranks of `torch.distributed`, whose process group must be initialized;
+            the service uses its own connections to rank 0. `"mpi"` for the ranks of an MPI job, through mpi4py, with or
+            without PyTorch.
+        process_group: the ranks that share the items, instead of all ranks: a `ProcessGroup` of torch, or a
+            `DeviceMesh` of one dimension. Data-parallel groups of the same size in one job use the same seeds, so ranks
+            with the same number in their groups get the same batches. For other kinds of communication, an object with
+            `rank`, `world_size`, `broadcast(value)` (returns the integer of rank 0) and `all_reduce_min(value)`
+            (returns the smallest integer of all ranks), for integers of 64 bits. `all_reduce_min` is called in a
+            separate thread.
 
     Raises:
-        RuntimeError: PyTorch is not installed or was built without `torch.distributed`, and the backend is gloo.
-        ModuleNotFoundError: mpi4py is not installed, and the backend is mpi.
+        RuntimeError: the backend is gloo, and PyTorch is not installed or has no `torch.distributed`.
+        ModuleNotFoundError: the backend is mpi, and mpi4py is not installed.
         ValueError: `timeout` is not positive or over three years, the backend is unknown, the mesh has several
             dimensions, or this rank does not belong to the process group.
-        TypeError: `process_group` lacks one of its members.
+        TypeError: `process_group` lacks one of these attributes.
 
     Example:
         >>> from torchdata.dataloader2 import (

@@ -1,6 +1,6 @@
-"""`InProcessReadingService`: the pipe graph in the main process.
+"""`InProcessReadingService`: runs the pipe graph in the main process.
 
-Role: controls the randomness of the graph that it is given, and reads it ahead in a thread if that is wanted.
+Role: seeds the graph for each epoch, and reads ahead in a thread if that is wanted.
 """
 
 from __future__ import annotations
@@ -33,19 +33,26 @@ _ONLY_WORKER = WorkerInfo(1, 0)
 
 
 class InProcessReadingService(ReadingServiceInterface):
-    """Runs the pipe graph in the main process and controls its randomness.
+    """Runs the pipe graph in the main process and seeds its pipes.
 
-    The global random generators of the main process are left alone: they belong to the user.
+    The global random generators of the main process belong to the user and are not changed.
 
     Args:
-        prefetch_cnt: how many items a thread reads ahead at the end of the graph; 0 for none.
-        init_fn: called once with the graph and a `WorkerInfo` before the first epoch; returns the pipe to read.
-        reset_fn: called with the graph, a `WorkerInfo` and the `SeedGenerator` at the start of each epoch,
-            after the pipes were seeded; returns the pipe to read.
+        prefetch_cnt: number of items that a thread at the end of the graph reads ahead; 0 (the default) for no thread.
+        init_fn: a function that is called once before the first epoch, with the graph and a `WorkerInfo`; it returns
+            the pipe to read. None for no function.
+        reset_fn: a function that is called at the start of each epoch, after the pipes were seeded, with the graph, a
+            `WorkerInfo` and the `SeedGenerator`; it returns the pipe to read. None for no function.
 
     Raises:
-        TypeError: `prefetch_cnt` is no integer, or a function cannot be called.
+        TypeError: `prefetch_cnt` is not an integer, or a function cannot be called.
         ValueError: `prefetch_cnt` is negative.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, InProcessReadingService
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(DataLoader2(IterableWrapper(range(3)), reading_service=InProcessReadingService(prefetch_cnt=2)))
+        [0, 1, 2]
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self._end_datapipe: DataPipe | None = None
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph (there is one share), calls `init_fn` and appends the prefetching thread."""
+        """Shards the graph (into one share), calls `init_fn` and appends the prefetching thread."""
         datapipe = function_in_use("process_init_fn")(datapipe, _ONLY_WORKER, self._init_fn)
         if self._prefetch_cnt == "auto" or self._prefetch_cnt > 0:
             datapipe = self._with_prefetching(datapipe)
@@ -72,7 +79,9 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """The graph with a thread that reads ahead, below `fullsync`: behind it even pausing waits for other ranks."""
+        """The graph with a thread that reads ahead before `fullsync`, because pausing after `fullsync` waits for other
+        ranks.
+        """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
         source: Any = datapipe.source_datapipe
@@ -97,7 +106,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """The length of the graph, unless functions of the user's may still change it."""
+        """The length of the graph, unless the user's functions may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 
@@ -107,7 +116,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`; there are no workers."""
+        """Sets `prefetch_cnt` to `main`. There are no workers."""
         if main is not None:
             self._prefetch_cnt = main
 
@@ -135,7 +144,7 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """The reset function of an in-process service; a function of the module, so that it pickles."""
+    """The reset function of an in-process service. It is a module function so that it can be pickled."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-Role: the contract between the loader, which owns a copy of the service, and the service, which owns whatever
-runs the pipe graph. All methods are called in the main process, in the thread that uses the loader.
+Role: the contract between the loader, which owns a copy of the service, and the service, which owns whatever runs the
+pipe graph. All methods are called in the main process, in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -35,12 +35,17 @@ IterResetFn: TypeAlias = Callable[[DataPipe], DataPipe]
 
 
 class Shares(NamedTuple):
-    """Among how many processes a service shares out the items of an epoch.
+    """The numbers of processes among which a service divides the items of an epoch.
 
     Args:
-        workers: worker processes of each rank, each of which runs a copy of the graph up to the first pipe that is not
-            replicable; 0 if the graph runs in the process of the loader.
-        ranks: ranks of a distributed job; None without one.
+        workers: worker processes of each rank, each of which runs a copy of the graph up to the first pipe that cannot
+            be replicated; 0 (the default) if the graph runs in the main process.
+        ranks: ranks of a distributed job; None without ranks.
+
+    Example:
+        >>> from torchdata.dataloader2 import Shares
+        >>> Shares(workers=2)
+        Shares(workers=2, ranks=None)
     """
 
     workers: int = 0
@@ -48,12 +53,17 @@ class Shares(NamedTuple):
 
 
 class RankInEpoch(NamedTuple):
-    """As which rank a loader runs an epoch.
+    """The rank as which a loader runs an epoch.
 
     Args:
-        rank: the number of this one, from 0.
-        ranks: how many there are.
+        rank: the number of this rank, from 0.
+        ranks: the number of ranks.
         keeps_seeds: whether the epoch has the seeds that a loader without ranks would have.
+
+    Example:
+        >>> from torchdata.dataloader2 import RankInEpoch
+        >>> RankInEpoch(rank=0, ranks=2)
+        RankInEpoch(rank=0, ranks=2, keeps_seeds=False)
     """
 
     rank: int
@@ -62,20 +72,28 @@ class RankInEpoch(NamedTuple):
 
 
 class ReadingServiceInterface(ABC):
-    """How a loader runs its pipe graph: in this process, in workers, on several machines.
+    """Base class of services that run the pipe graph of a loader: in this process, in workers, on several machines.
 
-    The loader makes a copy of the service, so a service must be picklable until `initialize` is called; open
-    files, start threads and processes there and not in `__init__`.
+    The loader copies the service, so a service must be picklable until `initialize` is called. Open files and start
+    threads or processes in `initialize`, not in `__init__`.
 
-    Only `initialize` has to be written. All else has a default, and the loader asks nothing of a service beyond this
-    class. The place inside an epoch is the state of the pipe that `initialize` returns, by its `state_dict` and
-    `load_state_dict`.
+    A subclass must define only `initialize`; all other methods have defaults. The position inside an epoch is the state
+    of the pipe that `initialize` returns, by its `state_dict` and `load_state_dict`.
 
     Attributes:
-        _pause: halts what reads ahead, as `_pause(pause_fn=None)`; a function that it returns is applied to the graph.
+        _pause: stops reading ahead, as `_pause(pause_fn=None)`; a function that it returns is applied to the graph.
             None if the service cannot be paused.
-        _resume: lets that go on, as `_resume(resume_fn=None)`; None likewise.
-        _limit: is told a limit, as `_limit(num_batches, limit_fn=None)`; None likewise. The loader counts the items.
+        _resume: continues to read ahead, as `_resume(resume_fn=None)`; None if the service cannot be paused.
+        _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`, or None. The loader counts the items.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> class Shortened(ReadingServiceInterface):
+        ...     def initialize(self, datapipe):
+        ...         return datapipe.header(2)
+        >>> list(DataLoader2(IterableWrapper(range(5)), reading_service=Shortened()))
+        [0, 1]
     """
 
     _pause: ClassVar[Callable[..., Any] | None] = None
@@ -92,7 +110,7 @@ class ReadingServiceInterface(ABC):
             datapipe: the last pipe of the loader's graph.
 
         Returns:
-            The pipe that the loader is to read: the same one, or one that stands for the graph elsewhere.
+            The pipe that the loader reads: the same pipe, or one that represents the graph in other processes.
         """
 
     def finalize(self) -> None:  # noqa: B027 - optional
@@ -101,25 +119,25 @@ class ReadingServiceInterface(ABC):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Prepares an epoch. Called before the loader makes the iterator of the epoch.
+        """Prepares an epoch. Called before the loader creates the iterator of the epoch.
 
         Args:
-            seed_generator: the loader's source of seeds; drawing from it is what makes runs repeatable.
-            iter_reset_fn: what the service before this one in a `SequentialReadingService` returned.
+            seed_generator: the loader's source of seeds. Draw all seeds from it to make runs repeatable.
+            iter_reset_fn: what the previous service in a `SequentialReadingService` returned.
 
         Returns:
-            A function that is still to be applied to the graph by the next service or, at last, by the loader.
+            A function that the next service, or finally the loader, applies to the graph; or None.
         """
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:  # noqa: B027 - optional
-        """Ends an epoch. Called once for every epoch begun, whether it ran to its end, failed or was given up."""
+        """Ends an epoch. Called once for every epoch: at its end, after an error, or when the epoch is abandoned."""
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:  # noqa: B027 - optional
-        """Sets how many items are read ahead in the main process and in each worker; None leaves a count as it is, and
-        "auto" leaves it to the service.
+        """Sets the number of items that are read ahead in the main process and in each worker.
 
-        Called by `PrefetchPolicy`, before `initialize`. Services that read nothing ahead ignore it.
+        None leaves a number as it is, and "auto" leaves it to the service. `PrefetchPolicy` calls this before
+        `initialize`. Services that read nothing ahead ignore it.
         """
 
     # -- what the loader asks ----------------------------------------------------------------------
@@ -151,53 +169,72 @@ class ReadingServiceInterface(ABC):
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
 
         Args:
-            datapipe: the graph that the loader reads: before `initialize` that of the user.
+            datapipe: the graph that the loader reads; before `initialize`, the user's graph.
 
         Returns:
-            None if the loader is to count it from the graph and `count_shares`.
+            None if the loader should count the items of the graph and use `count_shares`.
         """
         return None
 
     def count_shares(self) -> Shares:
-        """Among how many processes the items are shared out by `sharding_filter`. Called at any time, starts nothing.
+        """The numbers of processes among which `sharding_filter` divides the items. Called at any time; starts nothing.
 
         Raises:
-            TypeError: it is not known, so that the loader has no length; the message says why.
+            TypeError: the numbers are not known, so the loader has no length; the message says why.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
     def has_workers(self) -> bool:
-        """Whether worker processes run the graph, which belong to the process that started them."""
+        """Whether worker processes of the main process run the graph."""
         return False
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """As which rank the loader runs; None without ranks, and before `initialize`."""
+        """The rank as which the loader runs; None without ranks, and before `initialize`."""
         return None
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:  # noqa: B027 - optional
-        """Makes the seeds those of other loaders that read the same items, before a new epoch begins.
+        """Makes the seeds equal to those of other loaders that read the same items, before a new epoch begins.
 
         Args:
             seed_generator: the loader's source of seeds, which is changed.
         """
 
     def keep_seeds(self) -> None:  # noqa: B027 - optional
-        """Lets the next epoch have the seeds of a loader without ranks, because it goes on with the epoch of one."""
+        """Keeps the seeds of the next epoch, because it continues the epoch of a loader without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
-        """Sentences that stand below the table of `DataLoader2.stats`. Called at any time, from any thread."""
+        """Sentences to print below the table of `DataLoader2.stats`. Called at any time, in any thread."""
         return ()
 
     def engine_processes(self) -> Any:
-        """The processes of this package's engine that run the graph, whose counters are those of the loader.
+        """The processes of this package's engine that run the graph, whose counters the loader shows.
 
-        None for a service that starts none, or processes of its own: the loader counts in the main process then.
+        None if the service starts no such processes; the loader then counts in the main process.
         """
         return None
 
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):
-    """A reading service whose own state belongs into the state of the loader."""
+    """Base class of reading services that add their own state to the state of the loader.
+
+    Example:
+        >>> from torchdata.dataloader2 import CheckpointableReadingServiceInterface, DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> class Counted(CheckpointableReadingServiceInterface):
+        ...     epochs = 0
+        ...     def initialize(self, datapipe):
+        ...         return datapipe
+        ...     def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        ...         self.epochs += 1
+        ...     def checkpoint(self):
+        ...         return str(self.epochs).encode()
+        ...     def restore(self, datapipe, serialized_state):
+        ...         self.epochs = int(serialized_state)
+        ...         return datapipe
+        >>> loader = DataLoader2(IterableWrapper(range(2)), reading_service=Counted())
+        >>> list(loader), loader.state_dict()["reading_service_state"]
+        ([0, 1], b'1')
+    """
 
     is_checkpointable = True
 
@@ -207,19 +244,19 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
     @abstractmethod
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Takes over the pipe graph in the state that `checkpoint` saved. Called once in place of `initialize`.
+        """Takes over the pipe graph in the state that `checkpoint` saved. Called once instead of `initialize`.
 
         Args:
             datapipe: the last pipe of the loader's graph.
             serialized_state: what `checkpoint` returned.
 
         Returns:
-            The pipe that the loader is to read.
+            The pipe that the loader reads.
         """
 
 
 class _NoService(ReadingServiceInterface):
-    """Answers for a loader without a service: its graph is read as it is, with the pipes' own seeds."""
+    """The service of a loader without a service: it reads the graph with the pipes' own seeds."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -237,10 +274,10 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """Answers for a service of another class, which has methods of 0.9 alone.
+    """The defaults for a service of another class, which has only the methods of torchdata 0.9.
 
     Args:
-        service: the service. The loader calls its methods of 0.9 itself.
+        service: the service. The loader calls its methods of torchdata 0.9 itself.
     """
 
     def __init__(self, service: Any) -> None:
@@ -257,7 +294,7 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns the object that answers a loader for its service: the service itself, if it is of the interface.
+    """Returns the object that answers a loader for its service: the service itself, if it has this interface.
 
     Args:
         service: the service; None reads the graph as it is. A service of another class has the defaults.

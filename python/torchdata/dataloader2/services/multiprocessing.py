@@ -55,53 +55,61 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
     Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
-    Pipes whose `is_replicable()` is False, and what reads from them, stay
-    in the main process.
+    `sharding_round_robin_dispatch` run once, in a dispatching process, which sends their items to the workers in turn.
+    Pipes whose `is_replicable()` is False, and the pipes after them, stay in the main process. If several workers would
+    yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
-    A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says if several workers would yield the same items
-    because nothing divides them. No warning comes if `worker_init_fn` or `worker_reset_fn` may do that.
+    A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
+    it had sent were delivered. An exception in a worker is raised in the main process with its own type and the
+    original traceback.
+
+    With `on_worker_exit="restart"`, no item is lost or repeated, and the order stays the same. Items that the main
+    process has received are recomputed, compared by checksum and dropped, so the pipeline must repeat itself. Each
+    restart is a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the item's number. If
+    there is a dispatching process, all processes are replaced together. Under "fork", a helper process is forked at the
+    start, from which replacements are forked, so that threads and CUDA of the main process do no harm.
+
+    `on_timeout="restart"` does the same for processes that hang, with their Python stacks in the warning. A process
+    hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has yielded an item. A filter
+    that drops all items is therefore slow and does not hang. A function that needs this long for one item hangs, unless
+    `patience` gives it more time. The timeout doubles for each process that was killed at the same item, and is at
+    least a minute while a process starts.
 
     Args:
-        num_workers: number of worker processes; 0 runs everything in the main process. "auto" chooses the number once,
-            when the loader starts: one less than the cores that this process may use, but at least 2 and at most 16. A
-            state saved inside an epoch determines the number instead, so that the items and their order stay the same.
-            The choice is logged in one line; `DataLoader2.diagnose` advises another number if that would be faster.
-            ValueError is raised with ranks, because all of them need the same number.
+        num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
+            number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
+            16. A state inside an epoch determines the number instead. The choice is logged; `DataLoader2.diagnose`
+            recommends another number if it would be faster. With ranks, "auto" raises a ValueError, because all ranks
+            need the same number.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
-        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it.
-        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers.
-        worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the graph.
-        worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
-            graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
-        in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
-            whatever is ready first. A dispatching process deals its items to the workers in turn in both cases.
-        memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
-            hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
-            copied: slower, never stuck.
-        timeout: seconds to wait for an item before `on_timeout` is done; None (or 0) waits as long as the worker lives.
-        on_worker_exit: what becomes of a worker, or a dispatching process, that dies: "error" raises; "restart" puts
-            another process in its place, which goes on from its last snapshot.
-        on_timeout: what is done when an item has not come for `timeout` seconds: "error" raises TimeoutError; "restart"
-            kills the process that hangs, and puts another one in its place, as `on_worker_exit="restart"` does. By
-            itself it does not do that for processes that die otherwise.
-        patience: with `on_timeout="restart"`, the seconds that a process has which works: its threads have run, or have
-            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
+        worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
+        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
+            default.
+        worker_init_fn: a function that is called in each worker when it starts, with the graph and its `WorkerInfo`; it
+            returns the graph.
+        worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
+            epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
+        in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
+            default. False takes the first item that is ready. The dispatching process sends its items in turn in both
+            cases.
+        memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
+            program; None for a quarter of the machine's memory. Only memory in use is allocated. Items beyond the
+            budget are copied, which is slower.
+        timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
+        on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
+            replaces it by a process that resumes from its last snapshot.
+        on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
+            that hangs and replaces it. It does not replace processes that exit for other reasons.
+        patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
+            a processor for a tenth of the time. None (the default) for `timeout`.
 
-    A worker that dies raises `torchdata.dataloader2.error.WorkerExitedError` within a second, once what it had sent was
-    delivered. An exception in a worker is raised in the main process with its own type and the original traceback.
-
-    With `on_worker_exit="restart"` nothing is lost and nothing comes twice, in the same order: what main has received
-    is made again, compared by checksum and dropped, so the pipeline has to repeat itself. A `RuntimeWarning` tells of
-    each death. Three deaths in a row at one item raise `WorkerExitedError` with the item's number. If there is a
-    dispatching process, all processes are replaced together. Under start method "fork" a process is kept since the
-    start from which others are forked, whatever threads and CUDA the main process has by then.
-
-    `on_timeout="restart"` does the same for processes that hang, and its warning brings their Python stacks. A process
-    hangs if for `timeout` seconds main has waited for it and no pipe in it has yielded anything. So a filter that
-    passes nothing on is slow, and so is the repetition of items after a restart, but an item for which one pipe takes
-    that long is a hang, even if it uses the processor, unless `patience` gives it more time. For each process that was
-    killed at an item the next one has twice as long there, and each has a minute at least while it starts.
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(4)).sharding_filter()
+        >>> with DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=2)) as loader:
+        ...     list(loader)
+        [0, 1, 2, 3]
     """
 
     #: Whether the time of each pipe is taken; the loader says so before the workers start.

@@ -41,40 +41,38 @@ _OWN = {
 class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
-    The items, their order and the state of the loader are those of `MultiProcessingReadingService` with as many
-    workers, and a state that was saved with the one goes on with the other. Each worker is a process of its own beside
-    a Ray actor, which ends with the loader. A cluster that runs is joined (`ray.init(address="auto")`), unless the
-    program has called `ray.init()` itself.
+    The items, their order and the state of the loader are those of `MultiProcessingReadingService` with the same number
+    of workers, and each of the two can resume from states of the other. Each worker is a process next to a Ray actor,
+    and ends with the loader. The service joins a running cluster (`ray.init(address="auto")`), unless the program has
+    called `ray.init()` itself.
 
-    The pipeline is pickled, functions of the main program by value. Modules that it imports must be there on all
-    machines (`runtime_env`), in the same versions of Python, NumPy and this package, and so must its files.
+    The pipeline is pickled, with functions of the main program by value. All machines must have the modules that it
+    imports (`runtime_env`), the same versions of Python, NumPy and this package, and its files. A
+    `sharding_round_robin_dispatch` runs in a process of this machine.
 
     Args:
-        num_workers: number of workers.
-        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it.
-        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers.
+        num_workers: number of workers; "auto" is not supported and raises an error.
+        worker_prefetch_cnt: number of items that each worker prepares before they are requested; 1,000 by default.
+        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
+            default.
         worker_init_fn: see `MultiProcessingReadingService`.
         worker_reset_fn: see `MultiProcessingReadingService`.
         ray_remote_args: options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1}}`; one
-            CPU if nothing is said.
-        scheduling: where Ray places them: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
+            CPU by default.
+        scheduling: where Ray places the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
             `ray.util.scheduling_strategies` or a placement group.
-        runtime_env: the environment of the actors, as Ray takes it.
-        chunk_bytes: bytes from which on what a worker has ready is sent as one message.
+        runtime_env: the environment of the actors, as for Ray.
+        chunk_bytes: bytes of available items from which a worker sends them as one message; 8 MiB by default.
         in_order: see `MultiProcessingReadingService`.
-        memory_budget: bytes of shared memory that items may use in the main process, and as many in flight at the
-            workers; None for a quarter of the machine's memory.
-        timeout: seconds to wait for an item before TimeoutError is raised; None (or 0) waits as long as the worker
-            lives.
-        on_worker_exit: "error" raises `WorkerExitedError` when a worker, its actor or its machine dies; "restart" has
-            Ray place another one, which goes on from the last snapshot.
-        on_timeout: "error" raises TimeoutError after `timeout`; "restart" ends the worker that hangs, tells where it
-            stood, and has Ray place another one.
-        patience: with `on_timeout="restart"`, the seconds that a worker has which works, by the processor time that its
-            host tells; None for no more than `timeout`.
-
-    What `sharding_round_robin_dispatch` deals out is made in a process of this machine. `num_workers="auto"` is not
-    there yet, and raises.
+        memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
+            workers; None (the default) for a quarter of the machine's memory.
+        timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
+        on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine is lost. "restart"
+            makes Ray place a new worker, which resumes from the last snapshot.
+        on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
+            hangs, reports its stack, and makes Ray place a new one.
+        patience: with `on_timeout="restart"`, the seconds that a worker gets if it uses a processor, according to its
+            host. None (the default) for `timeout`.
     """
 
     def __init__(

@@ -65,13 +65,13 @@ def _checkpoint(states: list[Any]) -> bytes:
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):
-    """Runs the pipe graph through several reading services, for instance a distributed and a multi-process one.
+    """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services in the order in which each takes over what the one before it returned.
+        *reading_services: the services, in the order in which each takes over what the previous one returned.
 
     Raises:
-        TypeError: one of them is no reading service.
+        TypeError: an argument is not a reading service.
 
     Example:
         >>> from torchdata.dataloader2 import DistributedReadingService, MultiProcessingReadingService

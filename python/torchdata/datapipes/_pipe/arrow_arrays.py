@@ -14,13 +14,13 @@ __all__ = ["arrays_of"]
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """An array of each column, by name; with `writable` a new one, else one over Arrow's memory where that can be.
 
-    pyarrow's own conversion turns integers beside nulls into floats, and in some types nulls into values. So here each
+    pyarrow's own conversion turns integers next to nulls into floats, and in some types nulls into values. So here each
     kind of type has its rule:
 
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
-    - tensors of one shape in a Ray Data set: one array, of which each row is a tensor;
+    - tensors of one shape in a Ray Dataset: one array whose rows are tensors;
     - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
 
     Raises:

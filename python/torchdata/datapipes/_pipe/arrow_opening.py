@@ -1,6 +1,6 @@
-"""From whatever holds a table to the source of its parts: `arrow_source`.
+"""Finds the source of the parts of any table: `arrow_source`.
 
-Role: tells the libraries of tables apart, and opens those that are given by a path. Runs in the process that builds the
+Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
 pipe; no library is imported before one of its tables is at hand.
 """
 
@@ -37,7 +37,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         part_rows: rows of a part of a Lance dataset.
 
     Raises:
-        TypeError: it is no table.
+        TypeError: it is not a table.
         ValueError: `part_rows` is given for another one.
         ModuleNotFoundError: pyarrow is not installed.
     """

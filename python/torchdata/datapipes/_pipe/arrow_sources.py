@@ -1,10 +1,10 @@
-"""Tables that are read part by part: data sets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
+"""Tables that are read part by part: datasets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
 
 Role: what `ArrowParts` lists and `ArrowReader` reads. A part is a row group of a Parquet file, a file of another
 format, a chunk of a table in memory, a data file of an Iceberg table, or a range of rows of a Lance dataset
 (`lance_rows.py`). Listing reads the directories of files alone.
-Sources are plain values: they pickle, and hold no open file. They run in whichever process asks; pyarrow is imported
-where one is made (`arrow_opening.py`).
+Sources are plain values: they pickle, and hold no open file. They run in any process; pyarrow is imported when a source
+is made (`arrow_opening.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups, or files, of a pyarrow data set, of which the filter leaves some.
+    """The row groups, or files, of a pyarrow dataset that the filter does not exclude.
 
     Args:
         lacks: whether a file may lack a column, which is null in its rows then.

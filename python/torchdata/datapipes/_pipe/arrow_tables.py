@@ -1,6 +1,6 @@
 """Tables cut out of the parts of a larger one: what `ArrowReader` and `ParquetDataFrameLoader` make their items of.
 
-Role: says which rows an item has, and where a state goes on behind it. Runs in the process that iterates such a pipe,
+Role: determines the rows of an item, and the position after it. Runs in the process that iterates such a pipe,
 and holds one part in memory. pyarrow is imported where a table is at hand.
 """
 
@@ -21,14 +21,14 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Tables of consecutive rows, each with the place behind it: a part, and a row in that.
+    """Tables of consecutive rows, each with the position after it: a part, and a row in this part.
 
     Args:
         read: makes the table of a part.
         parts: the parts to read, by their numbers.
         row: the row of the first part to begin at.
         size: rows per table, across parts; the last table may have fewer. None for a table of each part.
-        copy: whether a table has memory of its own: a slice keeps all of its part's, also if it is pickled.
+        copy: whether a table has its own memory. A slice keeps the memory of its whole part, also if it is pickled.
     """
     if size is None:
         for part in parts:

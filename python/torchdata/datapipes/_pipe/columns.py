@@ -60,8 +60,9 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
     """A function of an item that puts `function`'s result over the item's columns into the item.
 
-    It goes to `output_col` (-1 appends, as far as the item is a sequence); without one to the first input
-    column, and the other input columns are removed. Tuples come out as new tuples, other items are changed in place.
+    The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, it replaces the first input
+    column, and the other input columns are removed. Tuples are replaced by new tuples, and other items are changed in
+    place.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

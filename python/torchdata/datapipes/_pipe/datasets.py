@@ -1,4 +1,4 @@
-"""Telling what users give in the place of a pipe: data sets that are read by index, iterables, generator functions.
+"""Telling what users give in place of a pipe: datasets that are read by index, iterables, generator functions.
 
 Pure functions, which import nothing: they know PyTorch's classes if other code has loaded them. They run wherever
 a pipe is built.
@@ -27,7 +27,7 @@ __all__ = [
     "splits_itself",
 ]
 
-#: The module and the name of classes of data sets that yield a worker's share wherever torch says that they are in a
+#: The module and the name of classes of datasets that yield a worker's share wherever torch says that they are in a
 #: worker, if they are PyTorch's `IterableDataset`s.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
@@ -53,7 +53,7 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Whether the value is a data set with a length, read by the indices from 0 on: a sequence, PyTorch's `Dataset`, …
+    """Whether the value is a dataset with a length, read by the indices from 0 on: a sequence, PyTorch's `Dataset`, …
 
     Mappings, whose keys are something else, are none. Nor are PyTorch's `IterableDataset`s, which inherit a
     `__getitem__` that only raises.
@@ -68,7 +68,7 @@ def is_indexed(value: Any) -> bool:
 
 
 def is_indexed_only(value: Any) -> bool:
-    """Whether the value is such a data set and does not say how it is iterated over."""
+    """Whether the value is such a dataset and does not say how it is iterated over."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
 
 
@@ -90,7 +90,7 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
 
-    That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming data sets of litdata and
+    That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming datasets of litdata and
     mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
     name `get_worker_info` in its class, or in its generator function.
     """
@@ -125,13 +125,13 @@ def splits_among_ranks(iterable: Any) -> bool:
 
 
 def is_coordinated(iterable: Any) -> bool:
-    """Whether the workers of a data set that splits itself coordinate over shared memory, as those of
+    """Whether the workers of a dataset that splits itself coordinate over shared memory, as those of
     mosaicml-streaming do: then each worker cannot read all of it."""
     return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """The epoch of a data set, or of a sampler, that has `set_epoch` and shows it; None of all others."""
+    """The epoch of a dataset, or of a sampler, that has `set_epoch` and shows it; None of all others."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):

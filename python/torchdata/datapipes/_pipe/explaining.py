@@ -19,7 +19,7 @@ __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute in which an exception carries the index at which a data set has failed, until a pipe is asked for more.
+#: The attribute in which an exception carries the index at which a dataset has failed, until a pipe is asked for more.
 _INDEX = "_torchdata_index"
 #: The attribute in which an exception carries its place in the graph.
 _ORIGIN = "_torchdata_origin"
@@ -61,7 +61,7 @@ def explain(
 
 
 def note_index(error: BaseException, index: Any) -> None:
-    """Lets the note of the first pipe that the exception passes name the index at which a data set was asked."""
+    """Lets the note of the first pipe that the exception passes name the index at which a dataset was asked."""
     attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 

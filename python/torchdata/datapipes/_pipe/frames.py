@@ -1,4 +1,4 @@
-"""Data frames of pandas, polars and pyarrow, and dicts of arrays, behind one small interface: `FrameFormat`.
+"""Data frames of pandas, polars and pyarrow, and dicts of arrays, after one small interface: `FrameFormat`.
 
 Role: makes frames of rows and of Arrow tables, in the library and with the dtypes that the user chose. Runs in the
 process that iterates the pipe; a `FrameFormat` owns nothing but its settings, and pickles. The libraries are imported
@@ -42,7 +42,7 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 
 
 def check_device(pipe: str, device: Any) -> None:
-    """Raises ValueError unless frames are to lie in the memory of the CPU, the only place there is for them."""
+    """Raises ValueError unless the device is the CPU, which is the only supported one."""
     if device not in ("", "cpu"):
         raise ValueError(
             f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "
@@ -64,7 +64,7 @@ class FrameFormat:
     Raises:
         ValueError: the library is none of these, or does not know a dtype.
         ModuleNotFoundError: the library is not installed.
-        TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is no function.
+        TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is not a function.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class FrameFormat:
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
 
     def _check_dtype(self) -> None:
-        """Makes a frame without rows, which tells whether the library knows the dtypes."""
+        """Makes a frame without rows, to check whether the library supports the dtypes."""
         kind = self.dtype if isinstance(self.dtype, type) else type(self.dtype)
         if kind.__module__.partition(".")[0] == "torcharrow":
             raise TypeError(
@@ -236,8 +236,8 @@ class FrameFormat:
         """A frame of an Arrow table.
 
         Raises:
-            ValueError: the dtype names a column that the table lacks, a value does not fit its dtype, or NumPy has no
-            value for a null (see `arrays_of`).
+            ValueError: the dtype contains a column that the table lacks, a value does not fit its dtype, or NumPy
+                cannot represent a null (see `arrays_of`).
         """
         types = self._by_column(table.column_names)
         if self.library in ("pyarrow", "numpy") or self._has_schema():

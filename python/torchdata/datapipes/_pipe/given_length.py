@@ -1,4 +1,4 @@
-"""Lengths that only the user knows: those of pipes over files, archives and stores."""
+"""Lengths that the user sets, for pipes over files, archives and stores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe whose user may say how many items it has. Stands before the pipe's other bases."""
+    """A pipe whose length the user may set. Stands before the pipe's other bases."""
 
     def _set_length(self, length: int) -> None:
         """Checks what the user says, and keeps it.
@@ -17,7 +17,7 @@ class GivenLength:
             TypeError: it is no int.
             ValueError: it is less than -1.
         """
-        #: The number of items; -1 where the user has not said it.
+        #: The number of items; -1 if the user has not set it.
         self.length = check_int(type(self).__name__, "length", length, least=-1)
 
     def __len__(self) -> int:

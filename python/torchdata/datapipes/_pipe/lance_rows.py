@@ -1,6 +1,6 @@
 """The rows of a Lance dataset, by index: `LanceRows`.
 
-Role: a source of `ArrowParts`, of which a part is a range of rows. It holds how the dataset is opened in its version,
+Role: a source of `ArrowParts` whose parts are ranges of rows. It holds how the dataset is opened in its version,
 and opens it in every process that reads: a handle does not outlive a fork. Listing asks for the number of rows alone;
 with a filter, Lance reads the columns of that. lance is imported where a source is made or read.
 """
@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["LanceRows", "lance_dataset"]
 
-#: Rows of a part if nobody said how many.
+#: Rows of a part by default.
 PART_ROWS = 1024
 
 #: Handles that a parent process has opened. Dropped here, they would ask for threads that are the parent's.
@@ -65,10 +65,10 @@ class _Ranges(Sequence[str]):
 
 
 class LanceRows(ArrowSource):
-    """Ranges of the rows of a Lance dataset, of which the filter leaves some.
+    """Ranges of the rows of a Lance dataset that the filter does not exclude.
 
     Args:
-        dataset: the dataset; its version is the one that is read.
+        dataset: the dataset, whose present version is read.
         filter: an SQL expression or one of pyarrow's, or None.
         part_rows: rows of a part; the last part may have fewer.
     """

@@ -1,8 +1,8 @@
 """Results that are yielded member by member: what is left of one, as a state can hold it.
 
-Role: a function that makes several items of what it gets cannot be called again for the same input and be sure of the
-same result: functions draw random numbers, and change what they are given. So the members that are left are the state,
-wherever they lie in memory; only a result that makes its members as they are asked for (a generator) is made again.
+Role: a function that returns several items may return other items if it is called again, because it may draw random
+numbers or change its argument. The state therefore contains the remaining members if they are in memory. Only a
+generator is created again.
 Runs in the process that iterates the pipe.
 """
 
@@ -18,10 +18,10 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types that can be sliced, and whose iterators know how many items they have left.
+#: Types that can be sliced, and whose iterators report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types whose members lie in memory, too, but must be listed to be sliced.
+#: Types whose members are in memory, but must be converted to a list to be sliced.
 #: The views of dicts are named by their own types: abstract classes are slow to ask.
 _LISTED: tuple[type, ...] = (
     list,
@@ -41,13 +41,13 @@ def listed(result: Any) -> list[Any] | None:
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """The state of a result in memory of which an iterator has some `left`; None if it has none."""
+    """The state of a result in memory whose iterator has some members `left`; None if it has none."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 
 
 def detached(members: Any, left: Iterator[Any]) -> Any:
-    """The members of which an iterator has some `left`, as they are kept after an iteration: without open files."""
+    """The remaining members of an iterator, as they are kept after an iteration: without open files."""
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
 
@@ -58,7 +58,7 @@ def restored(state: dict[str, Any]) -> Any:
 
 
 class _Counted(Iterator[Any]):
-    """An iterator that knows how many items it gave."""
+    """An iterator that counts its items."""
 
     __slots__ = ("_source", "done")
 
@@ -73,7 +73,7 @@ class _Counted(Iterator[Any]):
 
 
 class Parts:
-    """One of several results that are unfolded at the same time, and what is left of it.
+    """One of several results that are unfolded at the same time, with its remaining members.
 
     Args:
         function: makes the result.
@@ -112,7 +112,7 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Parts that go on where those of the state stood. The state can be used again."""
+        """Parts that resume at the position of the state. The state can be used again."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

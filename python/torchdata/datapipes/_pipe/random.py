@@ -1,6 +1,6 @@
 """Seeds for random pipes that were given none, and a course of the global generators of one's own.
 
-Role: one place that decides which global generator seeds come from. Runs in whichever process iterates the
+Role: decides which global generator provides seeds. Runs in the process that iterates the
 pipe, at the start of an iteration.
 """
 
@@ -20,9 +20,10 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """A fresh seed of 63 bits: from torch's global generator if torch is loaded, else from Python's.
 
     So `torch.manual_seed` (or, without torch, `random.seed`) makes a run repeatable. The replicas of a pipe before a
-    `sharding_filter` must draw alike, or items are lost and doubled, and their global generators differ: in workers,
-    and wherever a loader gives the pipes their seeds, a seed follows from the last one, if a pipe is read again in
-    one epoch (`cycle`). So the order is the same for any numbers of workers, none included, and of ranks.
+    `sharding_filter` must draw the same numbers, because items would otherwise be lost and repeated. Their global
+    generators differ. If a loader seeds the pipes, the seed of a pipe that is read again in one epoch (`cycle`)
+    therefore follows from its last seed. So the order is the same for any numbers of workers, none included, and of
+    ranks.
 
     Args:
         last: the seed of the pipe's last iteration.
@@ -39,11 +40,11 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 class PrivateRandomness:
     """Lets code draw from the global generators of Python, NumPy and torch as if it were alone with them.
 
-    Within `with` they go on from the seed, or from where the last such block left them; behind it they are as they were
+    Within `with` they resume from the seed, or from where the last such block left them; after it they are as they were
     before. Generators of libraries that are not loaded do not count.
 
     Args:
-        seed: from which they begin, of at most 63 bits.
+        seed: the seed of the generators, of at most 63 bits.
     """
 
     def __init__(self, seed: int) -> None:
@@ -69,7 +70,7 @@ class PrivateRandomness:
 
 
 def _states() -> list[Any]:
-    """The states of the global generators; None for those that are not there."""
+    """The states of the global generators; None for libraries that are not imported."""
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     return [
         random.getstate(),

@@ -1,6 +1,6 @@
 """Named ranges around pipes, for torch's profiler.
 
-Role: runs in main, in the thread that iterates. PyTorch is not imported for want of a range.
+Role: runs in the main process, in the thread that iterates. PyTorch is not imported for want of a range.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The blocks of a Ray Data set that has been materialized: `RayBlocks`.
+"""The blocks of a Ray Dataset that has been materialized: `RayBlocks`.
 
-Role: a source of `ArrowParts`, of which a part is a block. Blocks stay in Ray's object store, on whichever machine they
-lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read; a forked one
-cannot, as Ray lives in threads, which a fork leaves behind. ray is imported where a source is made or read.
+Role: a source of `ArrowParts` whose parts are blocks. Blocks stay in Ray's object store, on whichever machine they
+lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read. A forked
+process cannot, because Ray uses threads, which a fork does not copy. ray is imported where a source is made or read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _joining = threading.Lock()
 
 
 class RayBlocks(ArrowSource):
-    """The blocks of a data set.
+    """The blocks of a dataset.
 
     Args:
         dataset: a `ray.data.Dataset` that was materialized.
         filter: a `pyarrow.compute.Expression`, or None.
 
     Raises:
-        TypeError: the data set is not materialized.
+        TypeError: the dataset is not materialized.
     """
 
     def __init__(self, dataset: Any, filter: Any) -> None:

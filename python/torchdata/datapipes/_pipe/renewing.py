@@ -1,9 +1,10 @@
-"""Iterators of this package's pipes that are made anew behind an exception that is skipped.
+"""Recreates iterators of this package's pipes after a skipped exception.
 
-Role: a generator that has raised has ended, but the `__iter__` of a pipe goes on from the state that its class lists,
-as it does from a loaded one. So a pass of which exceptions are skipped has a chain of iterators of the same pipe: each
-goes on where the one before it has raised, over the iterators of the sources that are there. Used by `skipping`, in
-whichever process and thread iterates the pipe. The chain owns the renewal, and that the sources' iterators.
+Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
+as it does from a loaded one. A pass whose exceptions are skipped therefore has a chain of iterators of the same pipe.
+Each continues where the previous one has raised, and reads the existing iterators of the sources. Used by `skipping`,
+in
+the process that iterates the pipe. The chain owns the renewal, and that the sources' iterators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Where the pipes are whose `__iter__` goes on from what their class lists, whatever was raised.
+#: Modules whose pipes have an `__iter__` that resumes from the declared state after any exception.
 _OURS = "torchdata.datapipes."
 
 
@@ -30,7 +31,7 @@ class Renewal(Iterator[Iterator[Any]]):
     Args:
         datapipe: the pipe.
         function: its own `__iter__`.
-        sources: the pipes whose progress tells whether it would raise at the same item again.
+        sources: the pipes whose progress shows whether it would raise at the same item again.
     """
 
     __slots__ = (
@@ -49,14 +50,14 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: By pipe that is read: its iterator; and those that the next iterator of this one is still to go on with.
+        #: The iterators of the pipes that are read, and those with which the next iterator of this pipe must continue.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: How many items the pipe and its sources had yielded when the last one raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The first iterator, with what comes in its place; itself if it outlives exceptions, or never raises any."""
+        """The first iterator with its replacements, or only itself if it survives exceptions or never raises any."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -77,7 +78,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Has another iterator take the place of one that has raised; False if it would raise at the same item."""
+        """Has another iterator replace one that has raised; False if it would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -89,15 +90,15 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """The iterator of a source with which to go on; None if the source is to begin."""
+        """The existing iterator of a source; None if the source must begin."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot go on behind one.
+    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot continue after one.
 
     Args:
-        datapipe: the pipe, whose pass is to begin.
+        datapipe: the pipe whose pass begins.
         function: its own `__iter__`.
     """
     record, kind = record_of(datapipe), type(datapipe)
@@ -118,13 +119,13 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """The running iterator of a pipe whose reader was made anew and goes on with it; None if it is to begin."""
+    """The running iterator of a pipe whose reader was recreated and continues with it; None if the pipe must begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Notes the iterator of a pipe that has begun, for a reader that may be made anew."""
+    """Records the iterator of a pipe that has begun, for a reader that may be recreated."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

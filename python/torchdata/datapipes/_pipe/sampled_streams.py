@@ -1,4 +1,4 @@
-"""Reading a stream that has no state: its position is a number of items, and resuming reads it again up to there.
+"""Reads a stream without a state. Its position is a number of items, up to which a resume reads the stream again.
 
 Role: one reading samples the stream, so that a resume notices a stream that does not repeat itself. The sampled
 positions grow sparser, and between two of them no Python code runs. Runs where the source of a pipeline is read.
@@ -135,7 +135,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, from where the next call goes on
+            except BaseException as error:  # raised below, from where the next call continues
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)

@@ -16,7 +16,7 @@ __all__ = ["Seeded"]
 
 
 class Seeded:
-    """Seeds of a pipe: of the iteration that goes on, and of the next one."""
+    """Seeds of a pipe: of the iteration that continues, and of the next one."""
 
     _epoch_seed: int | None = state(lasts=True, copied=True)  # of the current iteration
     _seed: int | None = state(lasts=True, copied=True)  # of the next one

@@ -65,7 +65,7 @@ def can_seek(iterable: Any) -> bool:
 
 
 def is_stream(iterable: Any) -> bool:
-    """Whether the items of an iterable of the user's may be others whenever it is read, and it does not seek.
+    """Whether the items of an iterable of the user may be others whenever it is read, and it does not seek.
 
     Pipes are not streams, because their own states hold their order.
     """

@@ -1,13 +1,13 @@
 """Items that are skipped because they raised: by `on_error`, for the pipes that it reads.
 
-Role: a pass of `on_error` claims the pipes below it, up to the next one of its kind. An exception that passes the
-guard of a claimed pipe comes here by way of `explain`, on the guard's cold path. If the pipe's pass can go on behind
-it, it is counted in the pipe's record, and the guard asks for the next item. The counts are part of the pipe's entry
-in a state, so a pass that is gone on with counts on, and one that is made again counts anew. Runs in whichever process
-and thread iterates the pipes.
+Role: a pass of `on_error` claims the pipes below it, up to the next one of its kind. An exception that passes the guard
+of a claimed pipe comes here by way of `explain`, on the guard's cold path. If the pipe's pass can continue after it, it
+is counted in the pipe's record, and the guard asks for the next item. The counts are part of the pipe's entry in a
+state, so a pass that is resumed counts on, and one that is made again counts anew. Runs in the process that iterates
+the pipes.
 
-A pass can go on whose iterator outlives an exception: the built-in `map` and the iterator of `filter` do, which call a
-function for each item, and the chains of pipes that turn one item, or one stream, into several (`_drop_broken`). A
+A pass can continue whose iterator outlives an exception: the built-in `map` and the iterator of `filter` do, which call
+a function for each item, and the chains of pipes that turn one item, or one stream, into several (`_drop_broken`). A
 generator that has raised has ended.
 
 `StatefulDataLoader` skips samples by itself, and shares the limits, words and lines of the log with these.
@@ -58,12 +58,22 @@ __all__ = [
 #: reports what its processes skip.
 worker: int | str | None = None
 
-#: A share is judged from so many items of a pipe on, and at the end of the pass.
+#: A share is judged from this many items of a pipe on, and at the end of the pass.
 FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items have raised than the limit of `on_error` permits; of pipes, the one that was too many is its cause."""
+    """More items raised exceptions than the limit of `on_error` permits. The last exception is its cause.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.utils import TooManySkipped
+        >>> try:
+        ...     list(IterableWrapper(["1", "?", "?"]).map(int).on_error("skip", limit=1))
+        ... except TooManySkipped:
+        ...     print("too many")
+        too many
+    """
 
 
 # -- who skips -----------------------------------------------------------------------------------------
@@ -152,7 +162,7 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
         limit: how many items, or which share of them; None for any number.
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
         ValueError: it is negative, or a share over 1.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):

@@ -1,9 +1,10 @@
 """Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Behind a filter that divides among
-workers each would yield a part, of which the filter takes a part again, and the rest would be lost. So while one of
-them is asked for an item, torch says in that thread that it is the only worker. Runs in workers, ours and torch's. The
-answer of torch is an object of ours there; everybody else reads the truth in it.
+Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Before a filter that divides among
+workers, such an iterable would yield a part, of which the filter would keep only a part. So while one of
+them is asked for an item, torch says in that thread that it is the only worker. Runs in workers of this package and of
+torch. The
+answer of torch is an object of this package there; everybody else reads the truth in it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WORKER = "torch.utils.data._utils.worker"
 #: Where the bases of our pipes are.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never ask.
+#: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that a filter reads and that might ask.
@@ -31,7 +32,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """How many iterators are being asked, in this thread, to which the worker is not told."""
+    """The number of iterators that currently run in this thread and must not see the worker."""
 
     value = 0
 
@@ -57,7 +58,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Whether it is known of a pipe that it does not ask for the worker by itself; functions of users do not count."""
+    """Whether a pipe certainly does not call `get_worker_info` itself; functions of users do not count."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -83,7 +84,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """The iterator that a function makes, both of which are not told which worker they are in."""
+    """The iterator that a function creates. Neither of them sees the worker."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # in a worker of torch's own

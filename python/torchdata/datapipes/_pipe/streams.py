@@ -1,4 +1,4 @@
-"""Closing the streams in items that a pipe drops, and those in items that it keeps.
+"""Closes the streams in items that a pipe drops, and in items that it keeps.
 
 Role: pipes that drop items call `close_dropped` on each, and pipes that keep items after their iteration call
 `with_detached_streams`. Both cost next to nothing for plain items and if no stream was ever wrapped. Runs in the
@@ -19,7 +19,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every wrapped stream in `item`, which nobody will read any more."""
+    """Closes every wrapped stream in `item`, which will not be read again."""
     if type(item) in PLAIN_TYPES:
         return
     streams = sys.modules.get("torchdata.datapipes.utils._streams")  # not loaded: nothing can have been wrapped

@@ -96,7 +96,7 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Lets go of an item one of whose parts has raised."""
+        """Drops an item one of whose parts has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
@@ -128,7 +128,7 @@ class Unfolding:
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on within the saved item."""
+        """Makes the next iteration continue within the saved item."""
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
         if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):

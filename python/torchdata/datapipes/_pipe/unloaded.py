@@ -3,7 +3,7 @@
 Role: if a `sharding_filter` reads items that are loaded by index, the pipes on the way hand on the indices in their
 place. The filter loads what is its own. Only pipes take part that never look at an item: they keep or change the order,
 or apply a function to each item by itself, which is put off like the loading. So every index passes where its item
-would have, and places, seeds and states are those of an iteration over items. Runs in whichever process iterates the
+would have, and places, seeds and states are those of an iteration over items. Runs in the process that iterates the
 pipeline; it owns nothing.
 
 It is decided anew by each iteration and along one way through the graph: a pipe that something else reads as well
@@ -40,7 +40,7 @@ class Unloadable(Protocol):
 
 
 def can_wait(datapipe: Any) -> bool:
-    """Whether the next iteration of the pipe can hand on indices in the place of items."""
+    """Whether the next iteration of the pipe can hand on indices in place of items."""
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
         return False  # what raises is skipped before it is shared out
@@ -66,7 +66,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[0] if loads else datapipe._loads()  # one that goes on from its end does not begin
+    return indices, loads[0] if loads else datapipe._loads()  # one that resumes from its end does not begin
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
@@ -85,7 +85,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
     """The items of a map pipe at some indices, for the pipe that reads it; an error of one names its index."""
-    if record_of(reader).claim is not None:  # map() goes on behind an item that is skipped
+    if record_of(reader).claim is not None:  # map() continues after an item that is skipped
         return map(partial(_item_at, datapipe.__getitem__), indices)
     return _each_item(datapipe.__getitem__, indices)
 
@@ -108,7 +108,7 @@ def _each_item(item_at: Callable[[Any], Any], indices: Iterator[Any]) -> Iterato
 
 
 class Step:
-    """Loads, or goes on with what was loaded, on behalf of a pipe, which is named if that fails.
+    """Loads, or continues with what was loaded, on behalf of a pipe, which is named if that fails.
 
     Args:
         datapipe: the pipe.

@@ -24,7 +24,7 @@ def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
 
 
 def check_map_pipes(pipe: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The map pipes to read: each of `values`, ours or another library's, or for a data set a SequenceWrapper over it.
+    """The map pipes to read: each of `values`, ours or another library's, or for a dataset a SequenceWrapper over it.
 
     Raises:
         ValueError: there are none.

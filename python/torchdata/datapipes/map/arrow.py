@@ -1,7 +1,7 @@
-"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which has a Ray Data set read by them.
+"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which reads a Ray Dataset by them.
 
-Role: what is shuffled and shared out before anything of a table is read. Its items are numbers. It owns the list of the
-parts, which was made when it was built. Runs in whichever process asks for an item.
+Role: provides numbers of parts, which are shuffled and sharded before the table is read. It owns the list of the parts,
+which is made when the pipe is built. Runs in any process that requests an item.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ __all__ = ["ArrowParts", "from_ray_data"]
 
 
 class ArrowParts(MapDataPipe[int]):
-    """Lists the parts of a table, by their numbers from 0 on, for `.read_arrow()` to read.
+    """Lists the parts of a table by their numbers from 0, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Data set. Nothing
-    but the directories of files is read to list them, and the first row of a block. So `ArrowParts(…).shuffle()` puts
-    the row groups of all files in random order, and `sharding_filter` shares them out before they are read.
+    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Dataset. To list
+    the parts, only the directories of files are read, and the first row of a block. `ArrowParts(…).shuffle()` therefore
+    yields the row groups of all files in random order, and `sharding_filter` divides them before they are read.
 
     Args:
         source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
-            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`, a
-            `ray.data.Dataset` that is materialized; or a path, or a list of paths, of files of one format.
-        filter: the rows to read: a `pyarrow.compute.Expression`, of an Iceberg table what its `scan` takes as
-            `row_filter`, of a Lance dataset also SQL. Parts that have no such rows by their statistics are left out; of
-            a Lance dataset the filter is asked when the list is made, and its rows make the parts. None for all rows.
-        format: of files that are given by their paths: `"parquet"`, `"feather"`, `"csv"` and whatever else
-            `pyarrow.dataset.dataset` takes. `"delta"`: the path is that of a Delta table; `"lance"`: of a Lance
-            dataset; `"iceberg"`: of the metadata of an Iceberg table.
-        part_rows: rows of a part of a Lance dataset; None: 1,024.
+            `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`, or a materialized
+            `ray.data.Dataset`; or a path, or a list of paths, of files of one format.
+        filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
+            for a Lance dataset also SQL. Parts without such rows according to their statistics are left out. For a
+            Lance dataset, the filter is applied when the list is made. None (the default) for all rows.
+        format: the format of files that are given by their paths: `"parquet"` (the default), `"feather"`, `"csv"` or
+            any other that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of the
+            metadata) for tables.
+        part_rows: rows in a part of a Lance dataset; None (the default) for 1,024.
 
     Raises:
-        TypeError: the source is none of these, or a Ray Data set that is not materialized.
-        ValueError: `part_rows` is not positive, or is given for another table than one of Lance.
-        OSError, ValueError: a file is missing, or is no such file (pyarrow.ArrowInvalid).
-        ModuleNotFoundError: pyarrow is not installed; the message says how to.
+        TypeError: the source has another type, or is a Ray Dataset that is not materialized.
+        ValueError: `part_rows` is not positive, or is given for another table than a Lance dataset.
+        OSError, ValueError: a file is missing or has another format (pyarrow.ArrowInvalid).
+        ModuleNotFoundError: pyarrow is not installed; the message says how to install it.
 
     Example:
         >>> import pyarrow, pyarrow.parquet
@@ -82,31 +82,31 @@ def from_ray_data(
     frame_size: int | None = None,
     library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
 ) -> IterDataPipe[Any]:
-    """The rows of a Ray Data set, or frames of many rows, as a pipe.
+    """Returns the rows of a Ray Dataset, or frames of many rows, as a pipe.
 
-    Each worker and each rank reads blocks of its own, from Ray's object store, in the order of the data set. A saved
-    state knows the block and the row in it, and an iteration that goes on from it fetches no earlier block. It goes on
-    in another program, too, if that materializes the same blocks in the same order, so with
-    `ray.data.DataContext.get_current().execution_options.preserve_order = True`; others are refused. It is short for
-    `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`: see there.
+    Each worker and each rank reads its own blocks from Ray's object store, in the order of the dataset. A saved state
+    contains the block and the row in it, and a resumed run fetches no earlier block. Another program can resume if it
+    materializes the same blocks in the same order, with
+    `ray.data.DataContext.get_current().execution_options.preserve_order = True`; otherwise the state is refused. This
+    is short for `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`.
 
     Args:
-        dataset: a data set that is materialized (`dataset.materialize()`), as only then its blocks have a fixed order.
-        columns: the columns to read, in this order; None for all.
-        shuffle: whether blocks come in another order in each epoch. Rows within stay in theirs: put `.shuffle()`
-            behind, too.
-        rows: whether items are rows, dicts from column to a Python value. Else they are frames.
-        frame_size: rows per frame; None for one frame per block.
-        library: what frames are made by: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
-            `"pyarrow"`.
+        dataset: a dataset that is materialized (`dataset.materialize()`), because only its blocks have a fixed order.
+        columns: the columns to read, in this order; None (the default) for all.
+        shuffle: whether blocks have another order in each epoch; False by default. Rows keep their order within a
+            block, so add `.shuffle()` after it.
+        rows: whether items are rows, dicts from column to a Python value (the default). Otherwise they are frames.
+        frame_size: rows per frame; None (the default) for one frame per block.
+        library: the library of the frames: `"numpy"` (the default), for dicts from column to array; `"pandas"`,
+            `"polars"` or `"pyarrow"`.
 
     Raises:
-        TypeError: `dataset` is no Ray Data set, or is not materialized.
-        ValueError: the data set lacks a column, or the library is unknown; while iterating, the state was saved with
+        TypeError: `dataset` is not a Ray Dataset, or is not materialized.
+        ValueError: the dataset lacks a column, or the library is unknown; while iterating, the state was saved with
             other blocks.
-        RuntimeError: while iterating, a worker process was forked, which Ray does not survive: use "spawn" or
+        RuntimeError: while iterating, a worker process was forked, which Ray does not support: use "spawn" or
             "forkserver", or a `RayReadingService`.
-        ModuleNotFoundError: Ray or what Ray Data needs is not installed (`pip install 'ray[data]'`).
+        ModuleNotFoundError: Ray or a dependency of Ray Data is not installed (`pip install 'ray[data]'`).
     """
     if type(dataset).__module__.partition(".")[0] != "ray":
         raise TypeError(

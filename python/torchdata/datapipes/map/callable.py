@@ -1,6 +1,6 @@
-"""Map pipes that apply or remember: Mapper, InMemoryCacheHolder.
+"""Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
 
-Run in whichever process asks for an item. InMemoryCacheHolder owns the items that it has seen, in each process its own.
+Run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def default_fn(data: Any) -> Any:
 
 @functional_datapipe("map")
 class Mapper(MapDataPipe[T_co]):
-    """Applies a function to each item when it is asked for.
+    """Applies a function to each item when the item is requested.
 
     Args:
         datapipe: the pipe to read.
-        fn: the function.
+        fn: the function; the identity by default.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -64,9 +64,9 @@ class Mapper(MapDataPipe[T_co]):
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(MapDataPipe[T_co]):
-    """Keeps every item that was asked for, so that what comes before runs once per item.
+    """Stores every requested item, so that the pipes before it run once per item.
 
-    The cache lives as long as the pipe and goes along when the pipe is pickled. It is part of the pipe's state, too.
+    The cache exists as long as the pipe. It is pickled with the pipe, and is part of its state.
 
     Args:
         source_dp: the pipe to read.
@@ -86,7 +86,7 @@ class InMemoryCacheHolder(MapDataPipe[T_co]):
         self.invalidate_cache()
 
     def invalidate_cache(self) -> None:
-        """Forgets the items."""
+        """Drops the stored items."""
         self.cache: dict[Any, T_co] = {}
 
     def __getitem__(self, index: Any) -> T_co:

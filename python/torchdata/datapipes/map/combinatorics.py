@@ -1,7 +1,7 @@
-"""Pipes that read a map pipe in an order of their own: Shuffler, IndexSampler. They are iter pipes, because order is
-all that they add.
+"""Pipes that read a map pipe in another order: Shuffler, IndexSampler. They are iterable pipes, because they only
+determine an order.
 
-Run in whichever process iterates the pipeline. They own the order of the current iteration.
+Run in the process that iterates the pipeline. They own the order of the current iteration.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T_co = TypeVar("T_co", covariant=True)
 class Shuffler(Seeded, IterDataPipe[T_co]):
     """Yields the items of a map pipe in random order.
 
-    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the map pipe to read.
-        indices: the indices to read; None: 0 to the pipe's length.
+        indices: the indices to read; None (the default) for 0 to the pipe's length.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -108,23 +108,23 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
 
 
 class IndexSampler(Seeded, IterDataPipe[T_co]):
-    """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch.
+    """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
 
-    The numbers that a sampler draws from the global generators of Python, NumPy and torch follow from the pipe's seed,
-    and drawing them leaves these generators as they were. So before a `sharding_filter` the sampler gives one order in
-    all workers and ranks. A generator of the sampler's own goes on as it would elsewhere. A sampler with `set_epoch`,
-    as torch's `DistributedSampler` has it, is told the number of the epoch, counted from what its `epoch` was.
+    Numbers that a sampler draws from the global generators of Python, NumPy and torch depend on the pipe's seed, and
+    these generators are not changed. Before a `sharding_filter`, the sampler therefore yields the same order in all
+    workers and ranks. A generator that belongs to the sampler is used as usual. A sampler with `set_epoch`, such as
+    torch's `DistributedSampler`, receives the number of the epoch, starting with the value of its `epoch`.
 
     Args:
         datapipe: the map pipe to read.
-        sampler: an iterable of indices that can be read again and again: a `torch.utils.data.Sampler`, a sequence, or
-            an object with `__iter__`. One that knows its length is read whole when an epoch begins, any other as the
-            items are asked for.
+        sampler: an iterable of indices that can be read several times: a `torch.utils.data.Sampler`, a sequence, or an
+            object with `__iter__`. A sampler with a length is read completely when an epoch begins, any other as items
+            are requested.
 
     Raises:
-        TypeError: `datapipe` is no map pipe, or `sampler` cannot be iterated over, or only once.
+        TypeError: `datapipe` is not a map pipe, or `sampler` cannot be iterated, or only once.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

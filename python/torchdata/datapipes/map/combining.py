@@ -1,6 +1,6 @@
-"""Map pipes that join several pipes, or take one apart: Concater, Zipper, UnZipper.
+"""Map pipes that join several pipes or split one: Concater, Zipper, UnZipper.
 
-Run in whichever process asks for an item. They own no data.
+Run in any process that requests an item. They own no data.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ R = TypeVar("R")
 
 @functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
-    """Joins pipes end to end: the indices of each begin where those of the one before end.
+    """Joins pipes end to end: the indices of each pipe begin where those of the previous one end.
 
     Args:
-        *datapipes: pipes with a length and the indices 0, 1, … A data set is one, too.
+        *datapipes: pipes or datasets with a length and the indices 0, 1, …
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is neither a map pipe nor a data set that is read by index.
+        TypeError: an argument is neither a map pipe nor a dataset with `__getitem__`.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -56,14 +56,14 @@ class Concater(MapDataPipe[T_co]):
 
 @functional_datapipe("zip")
 class Zipper(MapDataPipe[T_co]):
-    """Puts the items that several pipes have at the same index into a tuple.
+    """Returns tuples of the items that several pipes have at the same index.
 
     Args:
-        *datapipes: the pipes; data sets, too. The shortest one sets the length.
+        *datapipes: the pipes or datasets. The shortest one determines the length.
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is neither a map pipe nor a data set that is read by index.
+        TypeError: an argument is neither a map pipe nor a dataset with `__getitem__`.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -100,16 +100,16 @@ class Zipper(MapDataPipe[T_co]):
 
 @functional_datapipe("unzip")
 class UnZipper(MapDataPipe[Any]):
-    """Takes a pipe of sequences apart: gives a list of pipes, one for each position.
+    """Splits a pipe of sequences: returns a list of pipes, one for each column.
 
     Args:
         source_datapipe: the pipe of sequences.
-        sequence_length: how many members each sequence has.
-        columns_to_skip: positions that get no pipe.
+        sequence_length: the number of members of each sequence.
+        columns_to_skip: numbers of columns without a pipe; None (the default) for none.
 
     Raises:
-        ValueError: `sequence_length` is not positive, or a column is outside of it.
-        RuntimeError: every column is skipped.
+        ValueError: `sequence_length` is not positive, or a column is out of range.
+        RuntimeError: all columns are skipped.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

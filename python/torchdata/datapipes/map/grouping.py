@@ -1,4 +1,4 @@
-"""Map pipes that make batches: Batcher. Runs in whichever process asks for a batch."""
+"""The map pipe that makes batches: Batcher. Runs in any process that requests a batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 @functional_datapipe("batch")
 class Batcher(MapDataPipe[DataChunk[T]]):
-    """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on.
+    """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on.
 
     Args:
         datapipe: a pipe with the indices 0, 1, …
         batch_size: items per batch.
-        drop_last: whether a last batch with fewer items is left out.
-        wrapper_class: makes the batch of a list of items.
+        drop_last: whether a last batch with fewer items is left out; False by default.
+        wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
     Raises:
         AssertionError: `batch_size` is not positive.

@@ -1,6 +1,6 @@
-"""Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iter pipe.
+"""Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
 
-Role: they own the data that all other map pipes read by index. They run in whichever process asks for an item.
+Role: they own the data that all other map pipes read by index. They run in any process that requests an item.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SequenceWrapper(MapDataPipe[T_co]):
-    """Begins a pipeline over anything that is read by index: a sequence, a mapping, an array.
+    """Begins a pipeline over an object with `__getitem__`: a sequence, a mapping, an array, a dataset.
 
     Args:
-        sequence: what to read.
-        deepcopy: whether a deep copy is made, once, so that later changes of `sequence` are not seen. If it cannot
-            be copied, a warning says so and the original is read.
+        sequence: the object to read.
+        deepcopy: whether a deep copy is made once, so that later changes of `sequence` have no effect; True by default.
+            If `sequence` cannot be copied, the original is read, with a warning.
 
     Raises:
-        TypeError: `sequence` is not read by index.
+        TypeError: `sequence` has no `__getitem__`.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -64,19 +64,20 @@ class SequenceWrapper(MapDataPipe[T_co]):
 
 
 class IterToMapConverter(MapDataPipe[Any]):
-    """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from then on.
+    """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    Its functional form is `to_map_datapipe` of iter pipes. Of items with the same key the last one counts; a warning
-    names the key. The dict is part of the pipe's state.
+    Its functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last one counts,
+    and a warning names the key. The dict is part of the pipe's state.
 
     Args:
-        datapipe: the iter pipe to read.
-        key_value_fn: a function from an item to its key and value; None: items are pairs of key and value.
+        datapipe: the iterable pipe to read.
+        key_value_fn: a function from an item to its key and value; None (the default): items are pairs of key and
+            value.
 
     Raises:
-        TypeError: `datapipe` is no iter pipe, `key_value_fn` no function; when loading, an item (or what the function
-            makes of it) is no pair.
-        ValueError: when loading, it has another number of members than two.
+        TypeError: `datapipe` is not an iterable pipe, or `key_value_fn` is not a function; when loading, an item (or
+            the result of the function) is not a pair.
+        ValueError: when loading, an item does not have two members.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -98,7 +99,7 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     def _load_map(self) -> None:
         """Reads the iter pipe into the dict. Old code overrides or calls it."""
-        # Complete or not at all: an error while loading must not leave half a map behind.
+        # Complete or not at all: an error while loading must not leave half a map after.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -1,8 +1,8 @@
 """Streams as pipes hand them on: closed when nobody needs them, and able to be opened again.
 
 Role: `StreamWrapper` is the file object of every pipe that yields streams. It lives in the process that opened it
-and owns the file object. A wrapper made by this library carries (or finds) a *recipe*, which says how the same
-stream is opened again: a path, or an archive and a place in it. A pickled or deep-copied wrapper is its recipe and
+and owns the file object. A wrapper of this library contains (or finds) a *recipe* for opening the same stream again: a
+path, or an archive and a position in it. A pickled or deep-copied wrapper is its recipe and
 the current offset; the copy opens its file on first use. That is what lets a shuffle buffer full of streams, or a
 pipe that stands in the middle of a file, be part of a saved state.
 """
@@ -323,7 +323,7 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """A stand-in for `stream` that holds no open file, standing at `offset` (None: where `stream` stands now).
+    """A stand-in for `stream` without an open file, at `offset` (None: the present position of `stream`).
 
     In-memory files stand in for themselves, moved to `offset`; so do streams that cannot be opened again.
     """

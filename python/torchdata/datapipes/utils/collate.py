@@ -1,6 +1,6 @@
 """Collating: a batch of items becomes one item of arrays, or with PyTorch loaded, of tensors.
 
-Role: the default function of `collate`, and the function behind its `conversion` argument. Runs in the
+Role: the default function of `collate`, and the function after its `conversion` argument. Runs in the
 process that iterates the pipe. Stacked arrays come from `torchdata.empty`, so that a worker builds them
 where they need not be copied again.
 """

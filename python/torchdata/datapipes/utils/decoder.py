@@ -47,7 +47,7 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: The errors of decoders, beside those that say so, for content that lies.
+#: Errors that decoders raise for malicious content, in addition to their documented errors.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
@@ -204,7 +204,13 @@ class ImageHandler:
 
 
 def imagehandler(imagespec: str) -> ImageHandler:
-    """The handler of images that makes of them what `imagespec` says: see `ImageHandler`."""
+    """Returns an `ImageHandler` that decodes images as `imagespec` describes.
+
+    Example:
+        >>> from torchdata.datapipes.utils.decoder import imagehandler
+        >>> imagehandler("rgb8").imagespec
+        'rgb8'
+    """
     return ImageHandler(imagespec)
 
 
@@ -261,7 +267,7 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """The handlers, of which `basichandlers` is told about pickles."""
+        """The handlers; `basichandlers` receives the permission for pickles."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)

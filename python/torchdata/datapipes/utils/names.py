@@ -44,7 +44,7 @@ def file_name(name: str) -> str:
 
 
 def path_inside(name: str) -> str:
-    """The relative path that a name stands for within whichever folder it is put into.
+    """The relative path of a name within any folder.
 
     Leading slashes are dropped, as `tar` and `unzip` do.
 

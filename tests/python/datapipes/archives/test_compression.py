@@ -18,7 +18,7 @@ import zlib
 import pytest
 import zstandard
 
-from stream_checks import check_abandoned, check_restore, open_files, read
+from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import (
     Bz2FileLoader,
     Decompressor,
@@ -83,13 +83,11 @@ def test_only_the_suffix_is_taken_off_and_only_where_it_is_there(path, bare):
 @each_kind
 def test_streams_are_restored_at_every_position_and_leave_no_file_open(folder, kind):
     check_restore(lambda: opened(folder, f"?.*.{kind}").decompress())
-    check_abandoned(lambda: opened(folder, f"?.*.{kind}").decompress())
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_loaders_of_one_kind_are_restored_at_every_position(folder, kind):
     check_restore(lambda: LOADERS[kind](opened(folder, f"?.*.{kind}")))
-    check_abandoned(lambda: LOADERS[kind](opened(folder, f"?.*.{kind}")))
 
 
 @each_kind
@@ -188,7 +186,6 @@ def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
         return opened(folder, name).decompress().load_from_tar()
 
     found = check_restore(build)
-    check_abandoned(build)
     assert dict(found) == {os.path.join(path, member): content for member, content in CONTENT.items()}
     shuffled = lambda: build().shuffle(buffer_size=3).set_seed(3)  # noqa: E731
     check_restore(shuffled, seeded=True)
@@ -216,7 +213,6 @@ def test_zip_archives_come_out_open_and_can_be_loaded(folder):
     assert open_files() == before
     build = lambda: opened(folder, "all.zip").decompress().load_from_zip()  # noqa: E731
     assert [content for _, content in check_restore(build)] == [*CONTENT.values()]
-    check_abandoned(build)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +362,6 @@ def test_streams_that_cannot_seek_are_restored_by_reading_what_lies_before(folde
     path = str(folder / name)
     check_restore(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
     check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
-    check_abandoned(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
 
 
 def test_archives_in_streams_that_cannot_seek_are_restored(folder):

@@ -1,4 +1,4 @@
-"""Tar archives that are gone on with in their middle: what they yield, and how much of them is read once more."""
+"""Tar archives that are resumed in their middle: what they yield, and how much of them is read once more."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def by_fsspec(url: str) -> Any:
 
 
 def gone_on(build: Any, url: str, count: int) -> tuple[list[Any], Any]:
-    """The first members, and another pipe that is to go on behind them."""
+    """The first members, and another pipe that is to continue after them."""
     items = iter(pipe := build(url))
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))

@@ -1,4 +1,4 @@
-"""Splits of which pipes of torch's read a child, which can only be replayed, go on from any place like all others."""
+"""Splits whose children are read by pipes of torch, which can only be replayed, resume at any position."""
 
 from __future__ import annotations
 

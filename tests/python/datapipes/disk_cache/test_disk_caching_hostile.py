@@ -1,4 +1,4 @@
-"""The on-disk cache where others choose the names, plant files beside it, or damage what it keeps."""
+"""The on-disk cache where others choose the names, plant files next to it, or damage what it keeps."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_lost_member_is_made_again_also_where_a_folder_stands_for_it(tmp_path)
     assert len(calls) == 2
 
 
-# ------------------------------------------------------------------------------------------- planted beside the cache
+# ------------------------------------------------------------------------------------------- planted next to the cache
 
 
 def test_a_link_under_a_predictable_name_empties_nobody_s_file(tmp_path):

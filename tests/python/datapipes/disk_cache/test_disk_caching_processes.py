@@ -217,7 +217,7 @@ def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, 
     writer = start(hang)
     wait_for(lambda: results.has("writing"))
     waiter = start(wait)
-    wait_for(lambda: results.has("made b"))  # it goes on with what nobody makes
+    wait_for(lambda: results.has("made b"))  # it continues with what nobody makes
     assert not results.has("made a")
     writer.kill()
     assert finished(waiter) == 0
@@ -313,7 +313,7 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
 
 
 def resting_after_one(folder, results, build):
-    """Takes one path of a pipeline, and the others when it is told to."""
+    """Reads one path of a pipeline, and the remaining paths on request."""
     paths = iter(build())
     results.note("first", names([next(paths)]))
     wait_for(lambda: results.has("go on"))

@@ -273,12 +273,3 @@ def test_the_interpreter_exits_without_a_word_amid_an_iteration(ending: str) -> 
         f"iterator = iter(pipe)\nnext(iterator)\n{ending}\n"
     )
     assert run(program) == ("", "", 0)
-
-
-def test_asyncio_is_imported_by_the_first_iteration() -> None:
-    program = (
-        "import sys\nimport torchdata.datapipes.iter as pipes\n"
-        "assert not {'asyncio', 'concurrent.futures'} & set(sys.modules), sorted(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.stderr, done.returncode) == ("", 0)

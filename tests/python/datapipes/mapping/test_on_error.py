@@ -137,7 +137,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
 
 
 class Own(IterDataPipe):
-    """A pipe of a user's that is written as a generator."""
+    """A pipe of a user that is written as a generator."""
 
     def __init__(self, source):
         self.source = source
@@ -262,7 +262,7 @@ def raises_by(item):
 
 
 class Ä(Exception):
-    """An exception whose name is no ASCII, and long: it is cut."""
+    """An exception with a long name outside ASCII, which is truncated."""
 
 
 Ä.__name__ = "Ä" * 40

@@ -1,4 +1,4 @@
-"""`on_error("skip")` behind each pipe: errors of its source, and those that the pipe itself raises."""
+"""`on_error("skip")` after each pipe: errors of its source, and those that the pipe itself raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Several items; of a bad one, the error comes behind the first."""
+    """Several items; of a bad one, the error comes after the first."""
     yield item
     whole(item)
     yield item + 100
@@ -299,7 +299,7 @@ AS_OTHERS = {
     "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
     "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: They read what is no pipe, are at one item whatever they raise, or are a matter of all ranks.
+#: They read what is not a pipe, are at one item whatever they raise, or are a matter of all ranks.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

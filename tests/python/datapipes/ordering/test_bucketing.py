@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipes_table import seed
-from stream_checks import check_abandoned, check_restore, read
+from stream_checks import check_restore, read
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 from torchdata.datapipes.utils import StreamWrapper
@@ -174,4 +174,3 @@ def test_files_that_wait_for_their_batch_are_part_of_the_state_and_closed_meanwh
 
     batches = check_restore(lambda: buckets_of_files(tmp_path), keep=contents)
     assert sorted(itertools.chain(*batches)) == [b"a", b"bb", b"ccc", b"dddd", b"e", b"ff", b"ggg"]
-    check_abandoned(lambda: buckets_of_files(tmp_path))

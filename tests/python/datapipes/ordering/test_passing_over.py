@@ -25,7 +25,7 @@ class Letters(list[str]):
 
 
 class Squares:
-    """A data set that is read by index."""
+    """A dataset that is read by index."""
 
     def __len__(self) -> int:
         return COUNT

@@ -21,7 +21,7 @@ COUNT = 23
 
 
 class Recorded:
-    """A data set that notes in a file, which all processes share, whenever an item is loaded."""
+    """A dataset that notes in a file, which all processes share, whenever an item is loaded."""
 
     def __init__(self, path: Path, count: int = COUNT) -> None:
         self.path, self.count = path, count
@@ -88,7 +88,7 @@ class Squares(MapDataPipe):
         return len(self.source)
 
 
-#: Pipelines over a data set that hand on indices up to a filter.
+#: Pipelines over a dataset that hand on indices up to a filter.
 BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "by index": lambda s: SequenceWrapper(s).to_iter_datapipe(),
     "some indices": lambda s: SequenceWrapper(s).to_iter_datapipe(indices=[5, 3, 8, 1, 0]),

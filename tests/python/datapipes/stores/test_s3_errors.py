@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from s3_buckets import DOTTED, LARGE, listed, serving, urls
+from refusals import refuses
+from s3_buckets import LARGE, NAMELESS, listed, serving, urls
 from s3_server import fill, s3_server
 from stream_checks import check_broken_source, read
-from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
-from torchdata.datapipes.iter.stores.s3_profile import profile_settings
+from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 
 
 @pytest.fixture(scope="module")
@@ -72,59 +70,29 @@ def test_a_bucket_alone_cannot_be_loaded_and_other_types_are_refused():
             list(make([5]))
 
 
-@pytest.mark.parametrize("url", ["s3://first//train/1.bin", "s3://first/train/1.bin/", "s3://first//"])
-def test_keys_that_begin_or_end_with_a_slash_are_not_taken_for_those_without(url):
-    with pytest.raises(FileNotFoundError, match=rf"S3FileLoader cannot read {url!r}.*no such object"):
-        list(S3FileLoader([url]))
+@pytest.mark.parametrize("key", NAMELESS)
+def test_a_key_that_obstore_cannot_name_is_an_error_and_not_another_object(key):
+    with pytest.raises(OSError, match=rf"S3FileLoader cannot read .*{re.escape(key.rpartition('/')[2])}.*'\.\.'"):
+        list(S3FileLoader([f"s3://nameless/{key}"]))
 
 
-def test_a_key_that_no_url_can_name_is_an_error_when_its_turn_comes_and_not_another_object():
-    for key in DOTTED:
-        with pytest.raises(OSError, match=rf"S3FileLoader cannot read 's3://nameless/{key}'.*'\.' or '\.\.'"):
-            list(S3FileLoader([f"s3://nameless/{key}"]))
-    items = iter(S3FileLister(["s3://nameless/dots/", "s3://nameless/z"]).load_files_by_s3())
-    for _ in DOTTED:
-        with pytest.raises(OSError, match="dots"):
-            next(items)
-    assert read(next(items)) == ("s3://nameless/z", b"z")
+@pytest.mark.parametrize("prefix", ["", "/", "train", "train/", "train//", "dots/.", "a"])
+def test_a_listing_that_would_leave_a_key_out_is_an_error(prefix):
+    with pytest.raises(OSError, match=rf"S3FileLister cannot .*s3://nameless/{prefix}"):
+        listed(f"s3://nameless/{prefix}")
+    assert listed("s3://nameless/other/") == urls("nameless", "other/")
 
 
-@pytest.fixture
-def answering(monkeypatch):
-    """Has the next requests of `urllib` answered by errors, of which each is a status and a code of S3's."""
-    errors, really = [], urllib.request.urlopen
-
-    def urlopen(url, timeout):
-        if not errors:
-            return really(url, timeout=timeout)
-        status, code = errors.pop(0)
-        said = io.BytesIO(f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode())
-        raise urllib.error.HTTPError(url, status, "error", {}, said)
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    return errors
-
-
-def test_a_listing_of_nameless_keys_that_fails_is_an_error_that_says_so(answering, deaf):
-    with pytest.raises(FileNotFoundError, match=r"S3FileLister.*s3://no-such-bucket/a//.*no such bucket"):
-        listed("s3://no-such-bucket/a//")
-    with pytest.raises(TimeoutError, match=r"S3FileLister.*s3://nameless/train//.*50 ms"):
-        listed("s3://nameless/train//", endpoint_url=deaf, request_timeout_ms=50)
-    answering[:] = [(403, "AccessDenied")]
-    with pytest.raises(PermissionError, match=r"S3FileLister.*s3://nameless/train//.*AccessDenied: No.*credentials"):
-        listed("s3://nameless/train//")
-    answering[:] = [(503, "SlowDown")] * 4
-    with pytest.raises(OSError, match=r"S3FileLister.*s3://nameless/train//.*SlowDown"):
-        listed("s3://nameless/train//")
-    assert not answering
-    answering[:] = [(503, "SlowDown"), (500, "InternalError")]
-    assert listed("s3://nameless/train//") == urls("nameless", "train//")
-
-
-def test_a_server_that_takes_no_signatures_in_urls_lists_what_obstore_can_name(answering):
-    answering[:] = [(501, "NotImplemented")]
-    assert listed("s3://first") == urls("first")
-    assert not answering
+def test_a_key_whose_slash_obstore_cuts_off_is_not_taken_for_another_one(client):
+    for key in ("/a", "a", "b"):
+        client.put_object(Bucket="vacant", Key=key, Body=b"x")
+    try:
+        with pytest.raises(OSError, match="S3FileLister cannot list .*begins or ends with a slash"):
+            listed("s3://vacant")
+        assert listed("s3://vacant/a") == ["s3://vacant/a"]
+    finally:
+        for key in ("/a", "a", "b"):
+            client.delete_object(Bucket="vacant", Key=key)
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
@@ -201,14 +169,40 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
     assert read(next(iter(S3FileLoader(["s3://first/train/1.bin"], **unsigned))))[1] == b"\x01"
 
 
+@pytest.fixture
+def asked():
+    """Lists a bucket, and gives the access key, the region and the token of the request; None if it is not signed."""
+    seen = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<ListBucketResult/>")
+
+        def log_message(self, *_):
+            pass
+
+    def ask(**options):
+        assert listed("s3://first", endpoint_url=f"http://127.0.0.1:{server.server_port}", **options) == []
+        headers = seen.pop()
+        signed = re.search(r"Credential=(.*?)/\d+/(.*?)/", headers.get("Authorization", "")) or (None, None, None)
+        return signed[1], signed[2], headers.get("x-amz-security-token")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield ask
+        server.shutdown()
+
+
 @pytest.mark.parametrize("profile", [None, "other"])
-def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tmp_path, monkeypatch):
+def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tmp_path, monkeypatch, asked):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     credentials, config = tmp_path / "credentials", tmp_path / "config"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    assert profile_settings({}) == {}
     credentials.write_text(
         "[default]\naws_access_key_id = one\naws_secret_access_key = x%y\n"
         "[other]\naws_access_key_id = two\naws_secret_access_key = z\naws_session_token = t\n"
@@ -216,23 +210,15 @@ def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tm
     config.write_text("[default]\nregion = eu-north-1\n[profile other]\nregion = us-west-2\n")
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)
-        expected = {
-            "access_key_id": "two",
-            "secret_access_key": "z",
-            "session_token": "t",
-            "region": "us-west-2",
-        }
-    else:
-        expected = {"access_key_id": "one", "secret_access_key": "x%y", "region": "eu-north-1"}
-    assert profile_settings({}) == expected
-    assert listed("s3://first") == urls("first")
-    assert profile_settings({"skip_signature": True}) == {"region": expected["region"]}
+    key, region, token = ("two", "us-west-2", "t") if profile else ("one", "eu-north-1", None)
+    assert asked() == (key, region, token)
+    assert asked(config={"skip_signature": True}) == (None, None, None)
+    assert asked(region="us-east-2") == (key, "us-east-2", token)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from the environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    assert asked() == ("from the environment", region, None)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    assert profile_settings({}) == {}
-    for damaged in (b"no section", b"\xff\xfe"):
-        credentials.write_bytes(damaged)
-        assert profile_settings({}) == {}
+    assert asked() == ("from the environment", "eu-west-1", None)
 
 
 def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, monkeypatch, deaf):
@@ -251,43 +237,30 @@ def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(make):
     check_broken_source(make, url, sockets=False)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: S3FileLister("s3://bucket"), TypeError, "S3FileLister.*wrap it"),
-        (lambda: S3FileLister(5), TypeError, "S3FileLister"),
-        (lambda: S3FileLister([], length=-2), ValueError, "S3FileLister: length"),
-        (lambda: S3FileLister([], masks=5), TypeError, "S3FileLister: masks"),
-        (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
-        (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
-        (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
-        (
-            lambda: S3FileLister([], endpoint_url="localhost:9000"),
-            ValueError,
-            "S3FileLister: endpoint_url.*http",
-        ),
-        (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
-        (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
-        (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),
-        (lambda: S3FileLoader([], buffer_size="1"), TypeError, "S3FileLoader: buffer_size"),
-        (lambda: S3FileLoader([], request_timeout_ms="1"), TypeError, "S3FileLoader: request_timeout_ms"),
-    ],
+test_wrong_arguments_are_refused_by_the_constructor = refuses(
+    (lambda: S3FileLister("s3://bucket"), TypeError, "S3FileLister.*wrap it"),
+    (lambda: S3FileLister(5), TypeError, "S3FileLister"),
+    (lambda: S3FileLister([], length=-2), ValueError, "S3FileLister: length"),
+    (lambda: S3FileLister([], masks=5), TypeError, "S3FileLister: masks"),
+    (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
+    (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
+    (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
+    (
+        lambda: S3FileLister([], endpoint_url="localhost:9000"),
+        ValueError,
+        "S3FileLister: endpoint_url.*http",
+    ),
+    (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
+    (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
+    (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),
+    (lambda: S3FileLoader([], buffer_size="1"), TypeError, "S3FileLoader: buffer_size"),
+    (lambda: S3FileLoader([], request_timeout_ms="1"), TypeError, "S3FileLoader: request_timeout_ms"),
 )
-def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_an_unknown_setting_is_an_error_that_names_it():
     with pytest.raises(OSError, match=r"S3FileLister.*nonsense"):
         listed("s3://first", config={"nonsense": 1})
-
-
-@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_without_obstore_the_constructor_names_the_extra(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[s3\]"):
-        make(IterableWrapper([]))
 
 
 def test_building_the_pipes_imports_no_library():

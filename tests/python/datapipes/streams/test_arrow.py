@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check_exact(build: Any) -> None:
-    """The rest behind a state of each position, and the epoch after it. (Threads of Arrow's close files a moment later,
+    """The rest after a state of each position, and the epoch after it. (Threads of Arrow's close files a moment later,
     so what `check_restore` says of open files does not hold here.)
     """
     reading = build()

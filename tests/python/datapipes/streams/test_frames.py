@@ -6,7 +6,6 @@ import functools
 import io
 import itertools
 import pickle
-import sys
 import tarfile
 import zipfile
 from collections import namedtuple
@@ -22,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -324,7 +323,6 @@ def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
         return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
 
     assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
-    check_abandoned(build)
 
 
 @pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
@@ -345,7 +343,6 @@ def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> No
 
     frames = check_restore(build, keep=rows_of)
     assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
-    check_abandoned(build)
 
 
 def test_files_in_memory_are_restored_exactly() -> None:
@@ -438,22 +435,3 @@ def test_frames_in_the_buffer_of_a_shuffle_are_part_of_its_state(folder: str) ->
         return FileLister(folder).load_parquet_as_df().shuffle(buffer_size=3).set_seed(4)
 
     assert len(check_restore(build, keep=lambda frame: frame["id"].tolist(), seeded=True)) == 5
-
-
-@pytest.mark.parametrize(
-    ("blocked", "call", "extra"),
-    [
-        ("pyarrow", "DataFrameMaker([1], library='pyarrow')", "parquet"),
-        ("polars", "ParquetDataFrameLoader(['a'], library='polars')", "polars"),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(
-    blocked: str, call: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torchdata.datapipes import iter as pipes
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == blocked]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install '.*'` \(the extra torchdata-rs\[{extra}\]\)"):
-        eval(call, vars(pipes))

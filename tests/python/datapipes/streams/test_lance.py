@@ -37,7 +37,7 @@ def values(pipe: Any, column: str = "a") -> list[Any]:
 
 
 def check_exact(build: Any) -> None:
-    """The rest behind a state of each position, and the epoch after it."""
+    """The rest after a state of each position, and the epoch after it."""
     whole = [str(item) for item in build()]
     for position in range(len(whole) + 1):
         iterator = iter(pipe := build())

@@ -1,4 +1,4 @@
-"""Ray Data sets as pipes: rows and frames in order, blocks shared out before they are read, states by block and row."""
+"""Ray Datasets as pipes: rows and frames in order, blocks shared out before they are read, states by block and row."""
 
 from __future__ import annotations
 

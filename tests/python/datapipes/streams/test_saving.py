@@ -14,7 +14,7 @@ import tarfile
 
 import pytest
 
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_restore, open_files
 from torchdata.datapipes.iter import (
     FileLister,
     FileOpener,
@@ -193,7 +193,6 @@ def test_streams_whose_hash_is_right_are_passed_on_rewound(folder, hash_type, to
         return files.check_hash(sums(folder, tool), hash_type)
 
     assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
-    check_abandoned(build)
     shuffled = lambda: build().shuffle(buffer_size=2).set_seed(1)  # noqa: E731
     check_restore(shuffled, seeded=True)
 
@@ -301,7 +300,6 @@ def test_json_files_are_parsed_and_restored(tmp_path, mode):
         (tmp_path / f"{number}.json").write_text(json.dumps(value))
     build = lambda: FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()  # noqa: E731
     assert [value for _, value in check_restore(build)] == values
-    check_abandoned(build)
 
 
 def test_options_reach_json():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
 from torchdata.datapipes.iter.streams import webdataset
@@ -142,7 +142,6 @@ def test_samples_of_shards_are_restored_at_every_position(folder: str, mode: str
     ]
     assert samples[-1][".seg.png"] == b"22seg.png"
     assert [len(sample) for sample in samples] == [2, 2, 2, 3, 3, 3, 4, 4, 4]
-    check_abandoned(lambda: shards(folder, mode).webdataset())
 
 
 def test_a_sample_that_waits_in_a_shuffle_buffer_is_restored(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""A thread whose iteration was given up in the midst of an item: its source has ended before anybody looks at it."""
+"""A thread whose iteration was abandoned within an item: its source has ended before the pipe is used again."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ STATES: list[Any] = []
 
 
 def test_ranks_that_are_waited_for_hold_up_nobody_who_looks() -> None:
-    """The thread of `fullsync` lets go of its source before it tells the others that it leaves."""
+    """The thread of `fullsync` releases its source before it reports to the other ranks that it leaves."""
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """A group of two, the other of which does not come along for a while."""
+        """A group of two ranks in which the other rank is late."""
 
         world_size = 2
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import PinMemory as PinMemoryAdapter
 from torchdata.datapipes.iter import IterableWrapper, PinMemory
@@ -117,20 +118,14 @@ def test_an_error_while_pinning_arrives_and_leaves_the_pipe_usable() -> None:
             next(items)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: PinMemory(3), TypeError, "PinMemory: source_datapipe"),
-        (
-            lambda: PinMemory(IterableWrapper([1]), pin_memory_fn=3),
-            TypeError,
-            "pin_memory_fn must be a function",
-        ),
-    ],
+test_wrong_arguments_are_named = refuses(
+    (lambda: PinMemory(3), TypeError, "PinMemory: source_datapipe"),
+    (
+        lambda: PinMemory(IterableWrapper([1]), pin_memory_fn=3),
+        TypeError,
+        "pin_memory_fn must be a function",
+    ),
 )
-def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 class Gpus:
@@ -252,7 +247,7 @@ def test_copies_from_pinned_memory_overlap_with_computing() -> None:
 
     milliseconds(fetch=True, products=1)  # the first of everything takes longer
     fetches = min(milliseconds(fetch=True, products=0) for _ in range(5))
-    # As much to compute as there is to fetch, whatever the GPU: one after the other then takes twice as long.
+    # Computing takes as long as fetching on every GPU, so that without overlap both take twice as long.
     products = max(1, round(fetches / min(milliseconds(fetch=False, products=1) for _ in range(5))))
     computes = min(milliseconds(fetch=False, products=products) for _ in range(5))
     together = min(milliseconds(fetch=True, products=products) for _ in range(5))

@@ -38,7 +38,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Counting(IterDataPipe[int]):
-    """Yields 0, 1, … and keeps count of what was taken; raises KeyError in the place of item `fail_at`."""
+    """Yields 0, 1, … and counts the requested items; raises KeyError instead of item `fail_at`."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
@@ -443,7 +443,7 @@ def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(b
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """The thread goes as far as it had gone, with less room; where more is wanted than it had read, it goes on."""
+    """The thread goes as far as it had gone, with less room; where more is wanted than it had read, it continues."""
 
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)

@@ -5,7 +5,7 @@
     python -m drivers all --seconds 3600               # each of them in turn, for as long
 
 `frame` has what they share: the loop over seeds, a process of its own for each plan, under a watchdog, what is left
-behind, and the report of a failure. Each driver is the `DRIVER` of a module.
+after, and the report of a failure. Each driver is the `DRIVER` of a module.
 """
 
 from __future__ import annotations

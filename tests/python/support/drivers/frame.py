@@ -37,7 +37,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Leaves all frames in a process that a plan has forked, which goes on as a program of its own."""
+    """Leaves all frames in a process that a plan has forked, which continues as a program of its own."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -90,7 +90,7 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that the process of this plan is to die by a signal, at any moment from now on."""
+    """Announces that the process of this plan is to exit by a signal, at any moment from now on."""
     _say(dies=number)
 
 

@@ -1,4 +1,6 @@
-"""What ends a life: a process dies, stands still or is interrupted, nobody replaces it, and main has to know soon."""
+"""The end of a life: a process exits, is stopped or interrupted, and is not replaced. The main process must notice it
+soon.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Seconds within which a death is reported and an interrupt is obeyed. The machine may be busy with other things.
+#: Seconds within which an exit is reported and an interrupt is obeyed. The machine may be busy with other things.
 NOTICED = 3.0
-#: The same for a child that ends by itself nobody knows when, and for the end of a loader of which one stands still.
+#: The same for a child that exits at an unknown moment, and for the shutdown of a loader with a stopped child.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """Strikes a moment later, beside what main does then."""
+    """Strikes a moment later, next to what the main process does then."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
@@ -175,14 +177,14 @@ def _read_epoch(
 
 
 def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float) -> None:
-    """Whether main was told what it had to be told, and in time."""
+    """Whether the main process received the expected error in time."""
     blow = run.life.blow
     assert blow is not None
     what = f"{type(error).__name__}: {error}"
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # Who dies after it has sent its last item has done its work.
+        # Who exits after it has sent its last item has done its work.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

@@ -10,7 +10,7 @@ from lives.pipelines import Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
-    """Items of an epoch, and whether an error comes behind them."""
+    """Items of an epoch, and whether an error comes after them."""
 
     fails = False
     #: After how many items it is left.
@@ -24,7 +24,7 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if these items do not follow on those before: any of the rest, if items come in any order.
+        """Raises `Differs` if these items do not follow the previous ones, in any order if the loader is unordered.
 
         Args:
             before: the items before; None for one that was passed over.
@@ -47,7 +47,7 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """The items of the next epoch, of which at most so many are read; something else is done behind each."""
+    """The items of the next epoch, of which at most this many are read; something else is done after each."""
     epoch = Epoch()
     try:
         for item in items:

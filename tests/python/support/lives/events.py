@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: The events, how often each comes among others, and where it may.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: How a process dies, or stops, and is killed because it hangs.
+#: How a process exits, or stops, and is killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
@@ -64,7 +64,7 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Another iterator takes the place of one of which no item was asked for."""
+    """Another iterator replaces one of which no item was asked for."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -202,7 +202,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Cuts the loop off by Ctrl-C, whenever that is; another loader goes on from the state that is saved then."""
+    """Cuts the loop off by Ctrl-C, whenever that is; another loader resumes from the state that is saved then."""
     most = run.size - run.is_left  # one is to be asked of whoever leaves an epoch
     if run.at >= most:
         return
@@ -228,11 +228,11 @@ def interrupt(run: Run) -> None:
     run.go_on(reads_on=False)
 
 
-# -- deaths of processes that others replace ---------------------------------------------------------------
+# -- exits of processes that others replace ---------------------------------------------------------------
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Which child, and its process; None while a thread of main is about to have all of them replaced."""
+    """Which child, and its process; None while a thread of the main process is about to have all of them replaced."""
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))
@@ -259,7 +259,7 @@ def halt(run: Run) -> None:
 
 @event(weight=3, may_come=may_die)
 def kill(run: Run) -> None:
-    """A process dies, now or while items are read."""
+    """A process exits, now or while items are read."""
     if (found := victim(run)) is None:
         return
     who, pid = found

@@ -64,7 +64,7 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # Threads that draw beside each other do so in the same order more often than not.
+        # Threads that draw next to each other do so in the same order more often than not.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

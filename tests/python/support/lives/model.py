@@ -88,7 +88,7 @@ def is_known(life: Life) -> bool:
 
 
 def compare(life: Life, found: list[Epoch]) -> None:
-    """Compares what a loader has given with the model, and takes from that whose items are whose.
+    """Compares the items of a loader with the model, and removes them from each worker's share.
 
     Raises:
         Differs: they differ.

@@ -195,7 +195,7 @@ def begin(seed: int = 11) -> None:
 
 
 class Differs(AssertionError):
-    """A run that was stopped did not go on as the other one."""
+    """A run that was stopped did not continue as the other one."""
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:

@@ -29,7 +29,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 LASTING = {"summed", "cache"}
 #: Seconds after which a process hangs.
 HANGS_AFTER = 0.8
-#: Who is hit, and by what, with how often that is drawn. "SIGSTOP" stands still for good, "halt" goes on again.
+#: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -45,14 +45,14 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """What ends a life: who is hit and by what, when main does what, and how many seconds later."""
+    """What ends a life: who is hit and by what, when the main process does what, and how many seconds later."""
 
     victim: str
     what: str
-    #: "start", "read", "end" (behind an epoch), "pause" or "shutdown".
+    #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the loader is read once more behind that.
+    #: Whether the loader is read once more after that.
     again: bool
 
     @property
@@ -61,7 +61,7 @@ class Blow:
 
 
 class Touched(ReadingServiceInterface):
-    """Gives the service behind it functions for pause, resume and limit that change something in every process."""
+    """Gives the service after it functions for pause, resume and limit that change something in every process."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
@@ -85,7 +85,7 @@ class Life:
 
     #: Whether Ctrl-C may be pressed, at moments that follow from the clock.
     may_press = True
-    #: How often another interpreter goes on from a state.
+    #: How often another interpreter resumes from a state.
     away = 0.03
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
@@ -121,7 +121,7 @@ class Life:
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         #: Whether loaders may take their number of workers from the state.
         self.auto = self.moves and dice.random() < 0.3
-        #: Items of a batch behind the sharding, which is then in blocks.
+        #: Items of a batch after the sharding, which is then in blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
@@ -166,7 +166,7 @@ class Life:
         self.presses = self.may_press and dice.random() < 0.6
         #: What main does besides, in a thread or a signal handler.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: How the loader ends: by `shutdown`, behind an epoch or in its midst, or by the collector there.
+        #: How the loader ends: by `shutdown`, after an epoch or in its midst, or by the collector there.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -206,7 +206,7 @@ class Life:
     # -- the pipeline ------------------------------------------------------------------------------
 
     def steps(self, pipe: Any, steps: list[str]) -> Any:
-        """The pipe with some steps behind it."""
+        """The pipe with some steps after it."""
         for step in steps:
             if step == "failing":
                 pipe = pipe.map(Failing(self.flag, self.failure))
@@ -261,7 +261,7 @@ class Life:
                 options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
             elif self.blow is not None and self.blow.what == "SIGSTOP":
                 options["timeout"] = 1.0 if self.method == "fork" else 5.0
-            if self.method == "remote":  # behind carriers, as on other machines
+            if self.method == "remote":  # after carriers, as on other machines
                 services.append(LocallyRemote(workers, **options))
             else:
                 services.append(MultiProcessingReadingService(workers, self.method, **options))

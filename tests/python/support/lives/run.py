@@ -1,4 +1,4 @@
-"""Carries out a life: reads a loader, and those that take its place, while things happen."""
+"""Runs a life: reads a loader and its replacements while events happen."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def busy(how: str) -> Iterator[None]:
 
 
 class Run:
-    """A loader that lives, and those that take its place."""
+    """A loader and its replacements."""
 
     def __init__(self, life: Life, expected: list[Epoch]) -> None:
         self.life, self.expected = life, expected
@@ -83,7 +83,7 @@ class Run:
         self.epoch = 0
         #: The items that came in this epoch; None for one that was passed over.
         self.given: list[Any] = []
-        #: Items that main keeps, and what they were.
+        #: Items that the main process keeps, and what they were.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -173,13 +173,13 @@ class Run:
         return len(self.given)
 
     def read(self, count: int) -> None:
-        """Reads so many items, or to the end."""
+        """Reads this many items, or to the end."""
         count = min(count, self.size - self.at)
         self.did.append(f"read {count}")
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Takes items, of which there must be so many, and compares them."""
+        """Takes items, of which there must be this many, and compares them."""
         got = []
         for item in items:
             got.append(key(item))
@@ -194,7 +194,7 @@ class Run:
         self.given += got
 
     def compare_kept(self) -> None:
-        """Whether the items that main keeps are still what they were; it keeps them no longer."""
+        """Whether the items that the main process keeps are still what they were; it keeps them no longer."""
         for item, before in self.kept:
             if key(item) != before:
                 raise Differs(f"an item that was kept has changed: it was {before!r:.200}")
@@ -203,21 +203,21 @@ class Run:
     # -- states ------------------------------------------------------------------------------------
 
     def state(self, ago: int = 0) -> dict[str, Any]:
-        """A state of the loader, as of so many items ago."""
+        """A state of the loader, as of this many items ago."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
         describe(state)
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Keeps states, from some of which other loaders go on when all is over."""
+        """Keeps states, from some of which other loaders continue when all is over."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Another loader takes the place of this one.
+        """Another loader replaces this one.
 
         Args:
             between: whether no epoch is under way.
-            reads_on: whether this one may be read before that, so that the other goes on from an older place.
+            reads_on: whether this loader may be read before that, so that the other one resumes from an older position.
         """
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
@@ -260,7 +260,7 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Begins or goes on with an epoch, perhaps in spite of Ctrl-C."""
+        """Begins or continues with an epoch, perhaps in spite of Ctrl-C."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
@@ -319,7 +319,7 @@ class Run:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Goes on from states that were taken in the midst of things, some of them in another process; how many."""
+        """Continues from states that were taken in the midst of things, some of them in another process; how many."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -333,7 +333,7 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """Goes on from a state that was taken in the midst of things, as far as it is known what comes.
+    """Continues from a state that was taken in the midst of things, as far as it is known what comes.
 
     Args:
         life: of the loader.
@@ -341,7 +341,7 @@ def go_on_from(
         number: of the epoch of the state.
         state: the state, pickled.
         came: the items of the epoch that came before, and perhaps more.
-        workers: how many, if not so many as in the life.
+        workers: the number of workers, if it differs from that of the life.
 
     Raises:
         Differs: something else has come.

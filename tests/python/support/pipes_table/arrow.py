@@ -1,4 +1,4 @@
-"""ArrowReader, over a table in memory of which the items of the source say which parts are read."""
+"""ArrowReader over a table in memory. The items of the source are the numbers of the parts to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes that are read by index, over a map of the source's items by their places, and read again in turn."""
+"""Map pipes over the source's items by their positions, which are read in order again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipes_table.row import BadArgument, Row, Source
 from torchdata.datapipes.map import SequenceWrapper
 
 KEEPS_ALL = "it keeps all items"
-#: `test_map_pipes.py` shares them out behind the map pipe.
+#: `test_map_pipes.py` shares them out after the map pipe.
 COUNTED = "its indices are counted before the items of the source are shared out"
 
 

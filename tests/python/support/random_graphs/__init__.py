@@ -5,5 +5,6 @@ that was never stopped yields, over several epochs.
 
 `users` has pipes and functions as users write them, `stages` what a graph is made of, `graphs` draws one from a seed,
 `check` holds one against its run without a stop. `loaders` draws a loader around a graph: where its items are shared,
-what stays in main, workers, budgets; its life is in `lives.graphs`. `elsewhere` goes on in a fresh interpreter.
+what stays in the main process, workers, budgets; its life is in `lives.graphs`. `elsewhere` continues in a fresh
+interpreter.
 """

@@ -134,7 +134,7 @@ def check(
         position: after how many items; -1 before the iteration, one more than there are items after the end.
         chain: how many items to read after each loading before the state is saved again; -1: not even `iter`.
         reader: reads the graph.
-        away: whether a fresh interpreter goes on from the first state.
+        away: whether a fresh interpreter resumes from the first state.
     """
     start(graph.number)
     run = reader(graph)
@@ -142,7 +142,7 @@ def check(
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # Before a later epoch begins, the graph stands at the end of the one before: that is what it goes on with.
+    # Before a later epoch begins, the graph is at the end of the previous epoch, and continues from there.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()
@@ -225,7 +225,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
         graph: which.
         most: how many ways at most.
         reader: reads it.
-        away: on which share of the ways a fresh interpreter goes on.
+        away: on which share of the ways a fresh interpreter continues.
 
     Raises:
         Different: one is wrong; the message says which.

@@ -1,4 +1,4 @@
-"""Goes on from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
+"""Continues from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
 
 The file is a pickled tuple: where modules are, whether torch is loaded, a module, its function, the arguments.
 """

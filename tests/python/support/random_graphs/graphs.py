@@ -53,7 +53,7 @@ class Graph:
         """A new graph.
 
         Args:
-            changes: functions of some of its pipes to what stands in their place, by number (see `places`).
+            changes: functions that return replacements of some pipes, by the pipe's number (see `places`).
         """
         self.names, self._grown_pipes, self._changes = [], 0, changes or {}
         dice = random.Random(f"graph {self.number}")
@@ -70,7 +70,7 @@ class Graph:
         return pipe
 
     def places(self) -> int:
-        """How many pipes there are in whose place `build` can put others."""
+        """The number of pipes that `build` can replace."""
         self.build()
         return self._grown_pipes
 

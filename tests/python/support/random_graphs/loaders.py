@@ -1,4 +1,5 @@
-"""Draws a random loader from a seed: a random graph, where its items are shared, what stays in main, and a service."""
+"""Draws a random loader from a seed: a random graph, where its items are shared, what stays in the main process, and
+a service."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Loader:
         #: Whether items are arrays where they cross from process to process, and how many of them main keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages stay in main, over a pipe that does; None: not even that.
+        #: How many random stages stay in the main process, over a pipe that does; None: not even that.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),

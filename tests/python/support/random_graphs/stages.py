@@ -173,7 +173,7 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """The pipes, some of them with further ones behind."""
+    """The pipes, some of them with further ones after."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

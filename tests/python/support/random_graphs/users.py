@@ -12,7 +12,7 @@ from torchdata.datapipes.state import state
 
 
 class Unstated(IterDataPipe):
-    """A generator, of which nobody knows the state."""
+    """A generator without an accessible state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -52,7 +52,7 @@ class UnstatedTwice(IterDataPipe):
 
 
 class UnstatedRandom(IterDataPipe):
-    """Draws by a seed of its own, and says nothing of it."""
+    """Draws with its own seed, and declares no state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -215,7 +215,7 @@ def array(item: int) -> Any:
 
 
 def number(item: Any) -> int:
-    """The item of which `array` has made an array, all of whose members must still be alike."""
+    """The item from which `array` has made an array. All members of the array must still be equal."""
     (only,) = set(item.tolist())
     return int(only)
 

@@ -45,7 +45,7 @@ class Judge:
             self._runs.__exit__(kind, error, tb)
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed, and goes on from some of its places."""
+        """Runs the program of a seed, and resumes from some of its places."""
         program = program_of(seed, self.processes)
         verdict = Verdict(seed, "lists and pipes", f"seed {seed}")
         try:

@@ -1,4 +1,4 @@
-"""The acts of a random program on its graph: which epochs it leaves early, and in which its places are saved."""
+"""The actions of a random program: the epochs that it leaves early, and those in which it saves states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-#: Epochs that are compared behind the epoch in which places are saved.
+#: Number of epochs that are compared after the epoch in which states are saved.
 BEHIND = 3
 
 
@@ -26,11 +26,11 @@ class Program:
     common: bool = False
     in_order: bool = True
     bare: bool = False
-    #: The epoch in which a place is saved at each item.
+    #: The epoch in which a state is saved at each item.
     stop_epoch: int = 0
-    #: Epochs that are left early, and behind how many items.
+    #: Epochs that are left early, and after how many items.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: At which of the places a run goes on, from 0 for the begin to 1 for the end.
+    #: At which of the places a run continues, from 0 for the begin to 1 for the end.
     resumed: tuple[float, ...] = ()
     #: How many items a loader has given before it loads a state, or -1 for a new loader.
     used: int = -1

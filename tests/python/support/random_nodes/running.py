@@ -20,7 +20,7 @@ def shutdown(loader: Loader[Any]) -> None:
 
 
 def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
-    """As many items as are left, or so many at most."""
+    """As many items as are left, or this many at most."""
     items: list[Any] = []
     while count is None or len(items) < count:
         try:
@@ -74,7 +74,7 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Goes on from a place.
+    """Continues from a place.
 
     Args:
         seed: of the program.

@@ -112,7 +112,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """A user's node that ends an epoch behind so many items: the Header that torchdata 0.11 lacks."""
+    """A user's node that ends an epoch after this many items: the Header that torchdata 0.11 lacks."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Data sets for random programs: by index and iterable, with and without states, with and without random draws."""
+"""Datasets for random programs: by index and iterable, with and without states, with and without random draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-#: Which global generators a data set may draw from.
+#: Which global generators a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
 
 
@@ -55,7 +55,7 @@ class Slow:
 
 
 class Broken(Exception):
-    """A sample of a data set cannot be read."""
+    """A sample of a dataset cannot be read."""
 
 
 class Indexed(Slow, Dataset[Any]):
@@ -122,7 +122,7 @@ class Noisy(Indexed):
 
 
 class NoisyCounting(Counting):
-    """The same with a state of the data set's own."""
+    """The same with a state of the dataset's own."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -131,7 +131,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """Its samples are drawn from a generator of its own, of which it keeps no state."""
+    """Its samples are drawn from its own generator, which is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -158,7 +158,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Iterable(Slow, IterableDataset[Any]):
-    """The base of all iterable data sets: a worker's part is uneven, so that workers end at different times."""
+    """The base of all iterable datasets: a worker's part is uneven, so that workers end at different times."""
 
     #: Numbers at which it raises, in each worker's part.
     broken: frozenset[int] = frozenset()
@@ -178,7 +178,7 @@ class Iterable(Slow, IterableDataset[Any]):
         return numbers
 
     def item(self, *values: float) -> Any:
-        """An item, with what is drawn for it if this data set draws."""
+        """An item, with what is drawn for it if this dataset draws."""
         self.pause(values[0])
         if values[0] % 100 in self.broken:
             raise (Broken if values[0] % 2 else LookupError)(values[0])
@@ -349,14 +349,14 @@ class Walk:
 
 
 class IteratorAlone(Iterable):
-    """A stream whose iterator alone knows its place."""
+    """A stream of which only the iterator has a state."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
 
 
 class _Steps:
-    """An iterator that does not tell its place."""
+    """An iterator without a state."""
 
     def __init__(self, stream: Iterable) -> None:
         self.stream, self.place = stream, 0
@@ -380,7 +380,7 @@ class PlainSteps(Iterable):
 
 
 class IteratorAndEpochs(Iterable):
-    """A stream whose iterator knows its place, and which itself counts the epochs."""
+    """A stream that counts epochs and whose iterator has a state."""
 
     epoch = 0
 
@@ -392,7 +392,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The iterator is made anew behind this, and counts once more.
+        # The iterator is created again after this, and counts again.
         self.epoch = state["epoch"] - 1
 
 
@@ -408,6 +408,6 @@ STREAMS: list[Callable[[int, str], Any]] = [
     IteratorAlone,
     IteratorAndEpochs,
 ]
-#: Streams that go on behind an item at which they have raised.
+#: Streams that continue after an item at which they have raised.
 LASTING_STREAMS: list[Callable[[int, str], Any]] = [PlainSteps, ItsOwnIterator, IteratorAlone, IteratorAndEpochs]
 BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS, PlainSteps]}

@@ -1,8 +1,8 @@
-"""Deaths and hangs of the workers of a random program, which others replace: they must not show in what it gives.
+"""Exits and hangs of the workers of a random program, which others replace: they must not show in what it gives.
 
-    python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
+    python -m drivers stateful-exits --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs whole, without and with deaths; and with them up to its stop, and from its state on.
+The program of a seed runs whole, without and with exits; and with them up to its stop, and from its state on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from hanging import WAYS, Hanging
 
-#: Deaths of a worker at most: the third one in a row at the same batch is an error.
+#: Exits of a worker at most: the third one in a row at the same batch is an error.
 MOST = 2
 
 
@@ -38,7 +38,7 @@ class Deaths:
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether a worker dies so often in all, or once in each epoch.
+        #: Whether a worker exits so often in all, or once in each epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
@@ -93,7 +93,7 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Why no process can go on exactly where another one has died, or nothing."""
+    """Why no process can continue exactly where another one has exited, or nothing."""
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:
@@ -104,7 +104,7 @@ def unknowable(program: Any) -> str:
 
 
 def check(judge: Any, seed: int, method: str) -> int:
-    """Runs the program of a seed with deaths; returns how many there were.
+    """Runs the program of a seed with exits; returns how many there were.
 
     Raises:
         Wrong: they show.

@@ -1,4 +1,4 @@
-"""Compares the runs of a random program: what came behind its state with what comes without a stop."""
+"""Compares the runs of a random program: what came after its state with what comes without a stop."""
 
 from __future__ import annotations
 

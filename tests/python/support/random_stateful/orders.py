@@ -34,7 +34,7 @@ class PythonShuffled(Sampler[int]):
 
 
 class OwnTorch(PythonShuffled):
-    """A sampler with a generator of torch's as an attribute."""
+    """A sampler with a generator of torch as an attribute."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -81,7 +81,7 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """A sampler that saves its place by itself, and begins anew when it has ended."""
+    """A sampler with its own state, which starts again after its end."""
 
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
@@ -106,7 +106,7 @@ class Places(Sampler[Any]):
 
 
 class StartsAnew(Places):
-    """A sampler that saves its place by itself, and begins at the place that was loaded, else anew."""
+    """A sampler with its own state, which begins at the loaded position or at the start."""
 
     loaded = False
 
@@ -215,7 +215,7 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
 }
 
-#: Samplers whose order comes from a global generator, if the loader is given none.
+#: Samplers that use a global generator if the loader has none.
 FREE = {
     "shuffle",
     "RandomSampler",
@@ -238,5 +238,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: Samplers whose next epoch begins where the one before it was left: it was read ahead of the program, by each worker.
+#: Samplers whose next epoch begins where the previous one was abandoned, after the indices that were read ahead.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

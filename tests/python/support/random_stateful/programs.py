@@ -1,4 +1,4 @@
-"""Random programs: what each is made of, in words, its category, and why some cannot go on exactly."""
+"""Random programs: what each is made of, in words, its category, and why some cannot continue exactly."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from random_stateful import datasets, orders
 
-#: From this seed on programs have data sets with indices, some of which are broken and skipped.
+#: From this seed on programs have datasets with indices, some of which are broken and skipped.
 SKIPPING = 1_000_000
-#: From this one on data sets are iterable, and some of their items are broken and skipped.
+#: From this one on datasets are iterable, and some of their items are broken and skipped.
 SKIPPING_STREAMS = 2_000_000
-#: From this one on the run that goes on has batches of another size.
+#: From this one on the run that continues has batches of another size.
 RESIZING = 3_000_000
-#: Epochs that are compared behind the epoch in which a program is stopped.
+#: Epochs that are compared after the epoch in which a program is stopped.
 BEHIND = 3
 
 CATEGORIES = (
@@ -40,33 +40,33 @@ class Program:
     sampler: str
     batch_size: int | None
     workers: int
-    #: Workers of the run that goes on.
+    #: Workers of the run that continues.
     later_workers: int
     #: Whether the loader is given a generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: Indices at which the data set raises, which are skipped.
+    #: Indices at which the dataset raises, which are skipped.
     broken: tuple[int, ...] = ()
     #: Whether batches are filled up from which samples are skipped.
     fills: bool = False
-    #: Samples of a batch in the run that goes on, if it is another number.
+    #: Samples of a batch in the run that continues, if it is another number.
     later_batch: int | None = None
-    #: "same": each run seeds all global generators alike; "another": the run that goes on takes another seed;
+    #: "same": each run seeds all global generators alike; "another": the run that continues takes another seed;
     #: "none": no run seeds any.
     seeds: str = "same"
     #: Numbers that the program draws from the global generators before it makes its loader, and in each step and
-    #: behind each epoch (dropout, an evaluation).
+    #: after each epoch (dropout, an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: Numbers that only the run that goes on draws, once before and once after it loads its state.
+    #: Numbers that only the run that continues draws, once before and once after it loads its state.
     draws_more: int = 0
     #: Whether the program seeds the global generators anew at the begin of each epoch.
     seeds_epochs: bool = False
     #: Epochs that are left early, and after how many batches.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch in which the state is taken, and where: "before" its iterator is made, after so many batches, behind
-    #: the "last" batch, or behind its "end".
+    #: The epoch in which the state is taken, and where: "before" its iterator is made, after this many batches, after
+    #: the "last" batch, or after its "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     #: Batches before which a state is taken and thrown away, too.
@@ -136,7 +136,7 @@ class Program:
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Why no loader can go on exactly with this program, or nothing.
+        """Why no loader can continue exactly with this program, or nothing.
 
         Args:
             over: whether the state is that of the end of an epoch.
@@ -212,7 +212,7 @@ def program_of(seed: int) -> Program:
         generator=chance.random() < 0.3,
     )
     if sampler != "in order":
-        program.length = max(program.length, 1)  # torch's samplers refuse empty data sets
+        program.length = max(program.length, 1)  # torch's samplers refuse empty datasets
     choose_options(program, chance)
     choose_habits(program, chance)
     choose_moment(program, chance)
@@ -276,7 +276,7 @@ def choose_broken(program: Program, chance: random.Random) -> None:
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Batches of another size in the run that goes on: of programs that do not count batches otherwise."""
+    """Batches of another size in the run that continues: of programs that do not count batches otherwise."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"

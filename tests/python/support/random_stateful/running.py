@@ -33,7 +33,7 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws as a program does: so many numbers from each global generator."""
+    """Draws as a program does: this many numbers from each global generator."""
     for _ in range(count):
         datasets.drawn("all")
 
@@ -107,7 +107,7 @@ class Run:
         source: the state to load.
         target: where to save the state.
         first: the epoch to begin with.
-        deaths: a seed for the deaths of its workers, which are replaced; None: none dies.
+        exits: a seed for the exits of its workers, which are replaced; None: none exits.
         method: how its workers start.
         workers: how many there are; None for as many as the program has in this phase.
     """
@@ -170,7 +170,7 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns the epochs as lists of batches. The first is the rest of one if the program went on in it."""
+        """Returns the epochs as lists of batches. The first is the rest of one if the program continued in it."""
         try:
             self.train()
         finally:
@@ -243,7 +243,8 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns whether the program ends there: one that seeds nothing goes on, to compare with."""
+        """Saves the state. Returns whether the program ends there: one that seeds nothing continues, to compare
+        with."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-#: Of 256 newborn processes so many rest, and for how many seconds at most.
+#: Of 256 newborn processes this many rest, and for how many seconds at most.
 _RESTING, _LONGEST = 100, 0.4
 
 

@@ -1,7 +1,7 @@
-"""`Graph`: the pipes of a graph at one moment, and who reads whom.
+"""`Graph`: the pipes of a graph at one moment, with their sources.
 
-Role: a value. Code that changes a graph, or has let its pipes run, makes a new one; all other code hands on the one
-that there is, because finding the pipes looks at all their attributes. Owns nothing but references to the pipes. Runs
+Role: a value. Code that changes a graph, or runs its pipes, makes a new object. All other code reuses the existing one,
+because finding the pipes inspects all their attributes. Owns nothing but references to the pipes. Runs
 in whichever process holds them.
 """
 
@@ -56,7 +56,7 @@ class Graph:
         return self._places
 
     def index(self, pipe: Any) -> int:
-        """The place of a pipe among `pipes`."""
+        """The index of a pipe in `pipes`."""
         return self._index()[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
@@ -105,7 +105,7 @@ class Graph:
         return found
 
     def first(self, wanted: Callable[[Any], bool]) -> Any:
-        """The first pipe, sources first, of which a function is true; None if there is none."""
+        """The first pipe, sources first, for which a function returns True; None if there is none."""
         return next(filter(wanted, self.pipes), None)
 
 

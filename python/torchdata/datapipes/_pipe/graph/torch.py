@@ -1,12 +1,12 @@
 """At home with PyTorch: makes torch's pipe classes and ours take each other for their own.
 
 Role: in torchdata 0.9 the two bases of all pipes *were* torch's. Here they are classes of their own, because the
-package never imports torch; so once somebody else has imported it, before or after this package, ours are registered
-as virtual subclasses of torch's, torch's count as subclasses of ours, and functional forms and methods that were put
-on one are found on the other. `Dataset`, which is no ABC, becomes a base of ours in earnest. Runs in every process
-that imports both. Torch is changed in four ways: by `ABC.register`, by entries in its registries of functional forms,
-in its decorator `functional_datapipe`, which tells pipes by their metaclass and would refuse ours, and in the function
-by which its pipes begin a pass, so that a state can tell how the graph stood then.
+package never imports torch; so once somebody else has imported it, before or after this package, ours are registered as
+virtual subclasses of torch, torch's count as subclasses of this package, and functional forms and methods that were put
+on one are found on the other. `Dataset`, which is no ABC, becomes a base of this package in earnest. Runs in every
+process that imports both. Torch is changed in four ways: by `ABC.register`, by entries in its registries of functional
+forms, in its decorator `functional_datapipe`, which tells pipes by their metaclass and would refuse ours, and in the
+function by which its pipes begin a pass, so that a state can tell how the graph stood then.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Lets torch's pipes find a form or a method of ours by its name, if they have none of that name.
+        """Lets torch's pipes find a form or a method of this package by its name, if they have none of that name.
 
         Args:
             name: the name.
             method: the form or method.
-            before: the one of ours whose place it takes.
+            before: the class of this package that it replaces.
         """
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
@@ -84,7 +84,7 @@ class Counterpart:
         """The attribute that a user put on torch's base, bound to `datapipe`.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: the name does not exist.
         """
         found = _MISSING if self.base is None or name.startswith("_") else vars(self.base).get(name, _MISSING)
         if found is _MISSING:
@@ -93,7 +93,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Torch's class that joins such a pipe with `other`, a dataset of torch's; None if it is none, or a pipe."""
+        """Torch's class that joins such a pipe with `other`, a dataset of torch; None if it is none, or a pipe."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -109,13 +109,13 @@ class Counterpart:
 #: The functions to call when torch is imported, in order.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Classes of pipes, the bases among them, that torchdata 0.9 had from torch and that are two now: ours by torch's, and
-#: torch's by ours.
+#: Pipe classes, including the bases, that torchdata 0.9 took from torch and that exist twice now: this package's
+#: classes by torch's, and torch's by this package's.
 _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
-    """Makes the pipe classes of torch and of ours that have one name take each other for their own.
+    """Makes the pipe classes of torch and of this package that have one name take each other for their own.
 
     That happens now, or when torch is imported. Code that got the class from torch finds our pipes by it.
 
@@ -139,7 +139,7 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 def pair_streams_with_torch(ours: Any) -> None:
     """Makes torch's wrapper of streams and ours take each other for their own.
 
-    Torch's is no ABC, so it becomes a base of ours in earnest; ours has all its methods, and so the last word.
+    Torch's is no ABC, so it becomes a base of this package in earnest; ours has all its methods, and so the last word.
     """
 
     def pair(_torchs: Any) -> None:
@@ -157,7 +157,7 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Torch's class of pipes for ours, or ours for torch's; None if there is one class alone."""
+    """Torch's pipe class for this package's, or the reverse; None if there is only one class."""
     return _twins.get(cls)
 
 
@@ -170,7 +170,7 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 def _derive(ours: Any, dataset: Any) -> None:
     """Makes `dataset`, a class that takes no virtual subclasses, a base of `ours`: one that has the last word.
 
-    Instances stay what they are, because neither class lays out memory of its own.
+    Instances stay valid, because neither class defines a memory layout.
     """
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
@@ -211,7 +211,7 @@ def _call_all(module: Any) -> None:
 
 
 def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
-    """Lets torch's decorator register classes of ours, too."""
+    """Lets torch's decorator register classes of this package, too."""
     of_torch = decorator.__call__
 
     @functools.wraps(of_torch)
@@ -226,10 +226,10 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """How many items the running (or ended) iteration of a pipe of torch's has yielded; None if it has not begun.
+    """How many items the running (or ended) iteration of a pipe of torch has yielded; None if it has not begun.
 
     Raises:
-        TypeError: the pipe is random, and torch's pipes do not tell the seed that they used.
+        TypeError: the pipe is random, and pipes of torch do not report the seed that they used.
     """
     if hasattr(datapipe, "set_seed"):
         raise TypeError(

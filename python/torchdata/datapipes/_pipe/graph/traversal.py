@@ -1,9 +1,9 @@
 """Finding the pipes that a pipe reads from, without serialising anything.
 
 Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found where
-it is an attribute or lies in (nested) containers of an attribute. The search looks at `LARGEST_STRUCTURE`
-members per attribute, those of nested containers included, and takes what is beyond for data. So its cost has
-a bound whatever a pipe holds.
+it is an attribute or lies in (nested) containers of an attribute. The search inspects `LARGEST_STRUCTURE` members per
+attribute, including those of nested containers. Further members count as data. Its cost is therefore
+limited for any pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_STRUCTURE = 4096
 #: As how many members looking into one more nested container counts, because it takes that much longer.
 OPENING = 8
 
-#: The bases of all pipes. They enter themselves, since they stand above this module.
+#: The bases of all pipes. They register themselves, because this module must not import them.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered with a class of pipes, rather than derived from it.
@@ -96,7 +96,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """The pipes in the value of one attribute, from left to right; one that lies there twice may come twice.
 
-    Looks at narrow branches of the structure first, so that data in it does not hide the pipes beside it.
+    Looks at narrow branches of the structure first, so that data in it does not hide the pipes next to it.
     """
     _forget_old_roles()
     role = _role_of(value)
@@ -164,7 +164,7 @@ def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
 
     Args:
         datapipe: the last pipe.
-        known: by id, the sources of pipes that were searched already; those of all others are entered.
+        known: by id, the sources of pipes that were searched already; the sources of other pipes are added.
     """
     known = {} if known is None else known
     done: dict[int, Any] = {}

@@ -1,1 +1,1 @@
-"""The state of pipes: what it is declared to be, how iterations begin and are gone on with, and its layout."""
+"""The state of pipes: what it is declared to be, how iterations begin and are resumed, and its layout."""

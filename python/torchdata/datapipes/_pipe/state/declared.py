@@ -1,8 +1,8 @@
 """The declaration of a pipe's iteration state: what it is made of, said once.
 
 Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`, and `IterDataPipe`
-derives `reset`, what copies take along, `item_attributes`, `state_dict` and `load_state_dict`. How many items a pipe
-has yielded is no part of it: that is in its token. A pipe that keeps no state says `iteration_state = ()`. A
+derives `reset`, what copies take along, `item_attributes`, `state_dict` and `load_state_dict`. The number of yielded
+items does not belong to it, because the token contains it. A pipe that keeps no state says `iteration_state = ()`. A
 declaration is made with the class and never changes.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "RandomState", "State", "declare", "random_s
 
 _MISSING: Any = object()
 
-#: More items than anybody has given.
+#: A number of items that no iteration reaches.
 MOST_ITEMS = 1 << 62
 
 
@@ -26,11 +26,11 @@ def state(
     """Declares an attribute to be part of the iteration state of a pipe.
 
     Args:
-        begins: its value when an iteration begins; if that can be changed in place, a function without arguments that
-            makes it, such as `list`.
+        begins: its value when an iteration begins; for a mutable value, a function without arguments that returns it,
+            such as `list`.
         items: whether it holds items. Pipes among them are not taken for sources of this pipe.
         copied: whether copies and pickles of the pipe take it along.
-        lasts: whether it outlives an iteration. The next one goes on with it then. Such a value is never changed in
+        lasts: whether it outlives an iteration. The next one continues with it then. Such a value is never changed in
             place, but replaced (a dict may be changed).
         saved: whether it is part of saved states.
 
@@ -68,10 +68,11 @@ def state(
 
 
 def random_state(*, lasts: bool = False) -> Any:
-    """Declares an attribute that the constructor sets to a `random.Random` to be part of the iteration state.
+    """Declares that an attribute, which the constructor sets to a `random.Random`, is part of the iteration state.
 
     Args:
-        lasts: whether it goes on from iteration to iteration. Otherwise `reset` is to seed it.
+        lasts: whether the generator continues from one iteration to the next. If False (the default), `reset` must seed
+            it.
     """
     return RandomState(lasts=lasts)
 
@@ -122,13 +123,13 @@ class State:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Looks whether a value in a state is of the type with which an iteration begins; an integer is a count.
+        """Checks whether a value in a state has the type of the attribute's first value; an integer is a count.
 
-        Nothing is known of an attribute that begins with None, with a tuple, or with what a function of its own makes.
+        Nothing is known about an attribute whose first value is None, a tuple, or the result of a function.
 
         Raises:
             TypeError: it is of another type.
-            LookupError: it is no count.
+            LookupError: it is not a count.
         """
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
@@ -139,7 +140,7 @@ class State:
 
 
 class RandomState(State):
-    """A generator of random numbers of Python's: an attribute that is made by the constructor."""
+    """A `random.Random`: an attribute that the constructor sets."""
 
     __slots__ = ()
 
@@ -160,7 +161,7 @@ class RandomState(State):
 def declare(cls: Any) -> tuple[State, ...]:
     """All that a class of pipes and its bases declare; what a class says goes before what its bases say.
 
-    The declarations of the class itself give way to what its attributes begin with.
+    The first values of the attributes replace the declarations in the class.
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):

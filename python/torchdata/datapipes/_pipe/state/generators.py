@@ -1,7 +1,8 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: functions of users draw from `random`, NumPy and torch, and no pipe knows of it. A saved state of a graph has
-these with it. Runs in the process whose generators they are.
+Role: functions of users draw from `random`, NumPy and torch without the knowledge of a pipe. A saved state of a graph
+has
+these with it. Runs in the process that owns the generators.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ __all__ = ["load_generators", "save_generators"]
 
 
 def save_generators() -> dict[str, Any]:
-    """The states of the global generators of `random`, NumPy and torch (of the CPU), as far as these are imported.
+    """Returns the states of the global generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For other libraries it holds the seeds that they get when they are imported in this epoch, if they get any. It is
-    plain data that nothing changes any more; about 10 KiB.
+    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. It has
+    about 10 KiB.
+
+    Example:
+        >>> import random
+        >>> from torchdata.datapipes.state import load_generators, save_generators
+        >>> saved = save_generators()
+        >>> number = random.random()
+        >>> load_generators(saved)
+        >>> random.random() == number
+        True
     """
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
@@ -38,11 +48,10 @@ def save_generators() -> dict[str, Any]:
 
 
 def load_generators(state: dict[str, Any]) -> None:
-    """Lets the global generators go on from where `save_generators` found them.
+    """Sets the global generators to the states that `save_generators` returned.
 
-    Libraries that are not imported yet are imported. If one is missing, a warning says so. Libraries that were not
-    imported there, and were to be seeded when imported, are seeded now if they are imported here, else when they are
-    imported.
+    Libraries that are not imported yet are imported; a warning names those that are missing. Seeds for libraries that
+    were not imported at that time are used now, or when the library is imported.
     """
     if "awaited" in state:
         seed_now_or_when_imported(state["awaited"])

@@ -1,7 +1,8 @@
 """How far threads had read ahead in a pass that is replayed: each goes just as far, and stops there for a moment.
 
-Role: used if a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
-a thread draw ahead of what the reader was given. So the thread is to draw as much with the generators of the replay as
+Role: used if a whole graph draws again what it drew from the global generators. Functions before a pipe that reads in a
+thread draw numbers before the reader receives the items. So the thread is to draw as much with the generators of the
+replay as
 it had when the state was saved, and no item less or more, before the generators are put where they were.
 """
 
@@ -17,10 +18,10 @@ from torchdata._threads import Flag
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
 
-#: Seconds after which a thread that stands looks whether it is waited for.
+#: Seconds after which a halted thread checks whether a reader waits for it.
 _LOOK = 0.02
 
-#: Not set while passes begin whose threads are not to read yet.
+#: Not set while passes begin whose threads must not read yet.
 _may_begin = Flag()
 _may_begin.set()
 
@@ -59,10 +60,10 @@ class Ahead(NamedTuple):
 
 
 class Halt:
-    """Where a thread stops until it may go on.
+    """Where a thread stops until it may continue.
 
     Args:
-        number: the pass in which it does, by the count of its pipe.
+        number: the number of the pass, as counted by its pipe.
         ahead: how far it goes.
     """
 
@@ -77,18 +78,19 @@ class Halt:
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread may go on."""
+        """Whether the thread may continue."""
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Notes that the pass begins. Until the thread may go on there is room for all: the queue was longer, maybe."""
+        """Notes that the pass begins. Until the thread may continue there is room for all: the queue was longer,
+        maybe."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Stops, in the thread, if so many items are enough.
+        """Stops, in the thread, if this many items are enough.
 
-        If the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
+        If the pipeline does not repeat itself more of them may be wanted: then the thread continues at once.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -103,7 +105,7 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Notes, in the thread, that it takes no more."""
+        """Records, in the thread, that it takes no more items."""
         self._reached.set()
 
     def wait(self) -> None:
@@ -112,7 +114,7 @@ class Halt:
             self._reached.wait()
 
     def release(self) -> None:
-        """Lets the thread go on."""
+        """Lets the thread continue."""
         if self._queue is not None:
             self._queue.capacity = self._capacity
         self._may_go_on.set()
@@ -134,7 +136,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets them go on, however the replay ended."""
+        """Lets them continue, however the replay ended."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -48,7 +48,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
-    """Says how a graph stands whose pass begins now.
+    """Describes the state of a graph whose pass begins now.
 
     Args:
         graph: the graph.
@@ -77,7 +77,7 @@ def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
-    """The entry of a pipe of which no pass runs, and the state to put into it, if that has to be copied."""
+    """The entry of a pipe without a running pass, and the state to put into it if the state must be copied."""
     record: Record | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -101,7 +101,7 @@ def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
 def _keeps_state_between(pipe: Any) -> bool:
     """Whether what the methods of a user's pipe save between two passes can be given to another one.
 
-    Without a `reset` of its own, a pipe that has loaded a state can only go on from it.
+    Without a `reset` of its own, a pipe that has loaded a state can only resume from it.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -112,11 +112,16 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """`iter` of the end of a graph whose state is saved.
+    """Returns `iter` of the last pipe of a graph whose state is saved.
 
-    If that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
-    notice the beginning with their first item only, and never the end. So `save_state` refuses a pipe of torch's that
-    was iterated otherwise, once its iteration may be over.
+    Use it if the graph ends with a pipe of torch. Such a pipe notices the beginning of an iteration only with its first
+    item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import iterate
+        >>> list(iterate(IterableWrapper(range(3))))
+        [0, 1, 2]
     """
     if is_torchs(datapipe):
         _note_pass(datapipe)
@@ -130,13 +135,13 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """The iterator; torch does not tell whether it has ended."""
+    """The iterator, because torch does not report whether it has ended."""
     yield from iterator
     record_of(datapipe).ended = True
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Notes how the graph stands below a pipe of torch's whose next pass begins now."""
+    """Records the positions of the sources of a torch pipe whose next pass begins now."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -144,7 +149,7 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """The same for a pass of which torch tells when its pipe is asked for the first item."""
+    """The same for a pass that torch reports when its pipe is asked for the first item."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
         return  # noted already
@@ -155,18 +160,18 @@ def _notice_pass(datapipe: Any) -> None:
 
 
 def _tells_beginning(datapipe: Any) -> bool:
-    """Whether torch tells that a pass of its pipe begins before the pipe has begun to iterate its sources."""
+    """Whether torch reports the beginning of a pass before its pipe iterates its sources."""
     return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
 
 
 def awaits_iteration(datapipe: Any) -> bool:
-    """Whether a state was loaded into a pipe of torch's, and it has not been iterated since."""
+    """Whether a state was loaded into a pipe of torch, and it has not been iterated since."""
     record = record_of(datapipe)
     return record.loaded is not None and record.before == datapipe._valid_iterator_id
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """How the graph below a pipe stood when its running pass began, as far as that is known."""
+    """The state of the graph before a pipe when its running pass began, if it is known."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -181,7 +186,7 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """The error of a pipe of torch's whose pass cannot be made again, because nobody noticed its beginning."""
+    """The error for a pipe of torch whose pass cannot be repeated, because its beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
         f"unnoticed: it is a pipe of torch's whose __iter__ is no generator function. {_BEGIN_BY_ITERATE}"
@@ -189,7 +194,7 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """The error of a pipe of torch's of which nobody knows whether its pass ends or the next one begins."""
+    """The error for a pipe of torch whose pass may have ended or may continue."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
         f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
@@ -197,7 +202,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 
 
 def may_be_over(datapipe: Any) -> bool:
-    """Whether the running pass of a pipe of torch's may have ended, as far as is known.
+    """Whether the running pass of a pipe of torch may have ended, as far as is known.
 
     Torch tells neither that a pass has ended nor that the next one was asked for, before its first item. So a pass that
     `iterate` did not begin may be over once a source of it has no more items, or it has yielded as many as there are.
@@ -236,7 +241,7 @@ def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
-    """Makes a pass of a pipe of torch's again, and returns the rest of it."""
+    """Repeats a pass of a pipe of torch, and returns its remaining items."""
     moved = save_generators() if "generators" in entry else None
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -247,7 +252,7 @@ def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry["drop"]:
             next(islice(iterator, entry["drop"] - 1, entry["drop"]), None)
-        if entry.get("finished"):  # what comes behind the last item may draw, too
+        if entry.get("finished"):  # what comes after the last item may draw, too
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
@@ -260,7 +265,7 @@ def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
 
 
 def can_reset(kind: type) -> bool:
-    """Whether pipes of the class can begin anew after a state was loaded into them."""
+    """Whether pipes of the class can start again after a state was loaded into them."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
@@ -273,7 +278,7 @@ def seeds_of(record: Record) -> dict[str, Any]:
 
 
 def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
-    """A loaded entry that is saved again, with what was set meanwhile for the pass to come."""
+    """A loaded entry that is saved again, with the settings since then for the next pass."""
     if "left" in loaded:
         loaded = {**loaded, "given": record.given}
     loaded = {**loaded, **seeds_of(record)}
@@ -293,8 +298,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it goes on from loaded state, how many items it is to drop, and whether
-        nothing comes behind these but the end.
+        The number of the iterator, whether it resumes from loaded state, how many items it is to drop, and whether
+        nothing comes after these but the end.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -316,7 +321,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into its sources are for a pass that nobody goes on with.
+        # The states that were loaded into its sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
@@ -375,10 +380,16 @@ _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Whether a pipe can be put to its place: what it says of its state covers the `__iter__` that it runs.
+    """Whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
-    It says so by `iteration_state` (or `one_to_one`), or `state_dict` and `load_state_dict`. It does not cover the
-    `__iter__` of a subclass that overrides it.
+    A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. The
+    declaration does not hold for a subclass that overrides `__iter__`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import is_restorable
+        >>> is_restorable(IterableWrapper(range(3)).batch(2))
+        True
     """
     kind = type(datapipe)
     if kind not in _restorable:
@@ -389,7 +400,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # A pipe of torch's that is iterated always starts with a reset; one that is read by index has no place.
+        # An iterable pipe of torch always starts with a reset, and a map pipe of torch has no position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -398,13 +409,13 @@ def _covers(kind: type) -> bool:
 
     says = min(depth("iteration_state"), max(depth("state_dict"), depth("load_state_dict")))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is no pipe itself: it speaks for the first class that lists it among its bases.
+        # A mixin is not a pipe itself: it speaks for the first class that lists it among its bases.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth("__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Whether this is a pipe of torch's that is read by iterating. It knows no token."""
+    """Whether this is a pipe of torch that is read by iterating. It knows no token."""
     return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
 
 
@@ -414,7 +425,19 @@ def name_of(datapipe: Any) -> str:
 
 
 def forget_state(*datapipes: Any) -> None:
-    """Makes the next iteration of the pipes, and of all that they read from, start anew."""
+    """Makes the next iteration of the pipes, and of all pipes that they read from, start from the beginning.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import forget_state, load_state, save_state
+        >>> pipe = IterableWrapper(range(3))
+        >>> next(iter(pipe))
+        0
+        >>> load_state(pipe, save_state(pipe))
+        >>> forget_state(pipe)
+        >>> list(pipe)
+        [0, 1, 2]
+    """
     for datapipe in datapipes:
         for pipe in graph_of(datapipe):
             _forget(pipe)
@@ -423,7 +446,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Makes the next iterations of the pipes that a pipe reads from start anew, if it is for it to begin them.
 
-    The source of a fork's children goes on as long as one of them does.
+    The source of a fork's children continues as long as one of them does.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -445,7 +468,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = {"type": name_of(pipe), "how": "begin"}
         return
     if record.loaded is not None and "left" in record.loaded:
-        # It was loaded as it stood when a pass began that was to be made again, and its next pass begins behind that.
+        # It was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded["left"])
@@ -459,7 +482,7 @@ def _forget(pipe: Any) -> None:
 
 
 def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """The part of a loaded entry that holds for a pass that begins anew."""
+    """The part of a loaded entry that holds for a new pass."""
     kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed", "follows") if key in loaded}
     if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
         lasting = pipe._lasting_state()
@@ -468,7 +491,7 @@ def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
-    """Puts a pipe, which is none of torch's, where an entry says."""
+    """Puts a pipe, which is none of torch, where an entry says."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
@@ -478,7 +501,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
     else:
         token.disarm()
     if entry["how"] == "restore" and is_restorable(pipe):
-        # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
+        # A user's pipe without a `reset` could do nothing but resume from there. It gets its state when it does.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -493,7 +516,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
-    """Lets a pipe take over what a state says of it."""
+    """Loads the part of a state that belongs to a pipe."""
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return

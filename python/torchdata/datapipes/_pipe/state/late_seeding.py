@@ -2,9 +2,9 @@
 
 Role: a child seeds the global generators of the loaded libraries when an epoch begins. A user's function may
 import one later, as functions under spawn often do; its generator would start from the system's entropy, and the
-run could not be repeated. So each is seeded right after it was imported, before the importing code goes on. Runs in
+run could not be repeated. So each is seeded right after it was imported, before the importing code continues. Runs in
 workers and in the dispatching process; `process_reset_fn` gives the seeds of each epoch. States hold what is awaited:
-who goes on from the beginning of an epoch may have imported by then what the run before had not.
+who resumes from the beginning of an epoch may have imported by then what the run before had not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
     Args:
         seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
-            They take the place of those of the epoch before; an empty mapping ends the waiting.
+            They replace the seeds of the previous epoch; an empty mapping removes them.
     """
     _awaited.clear()
     _awaited.update(seeds)
@@ -40,7 +40,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """The same for modules of which some are loaded: those are seeded at once."""
+    """The same for several modules. Those that are imported already are seeded at once."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:

@@ -1,7 +1,7 @@
 """The layout of graph states, and the checks that something is one.
 
-Role: pure functions over plain data. A state may be damaged, or made by somebody who means harm: its numbers are
-believed by those who count, so each is checked before anything is done with it. The pipe itself checks its own part,
+Role: pure functions over plain data. A state may be damaged or malicious. The code that counts trusts its numbers, so
+each number is checked before it is used. The pipe itself checks its own part,
 under `state`.
 """
 
@@ -46,7 +46,7 @@ def check_entries(entries: Any) -> None:
 
 
 def _with_left(entry: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """An entry, and the one with which its next pass begins if this one is not gone on with."""
+    """An entry, and the one with which its next pass begins if this one is not resumed."""
     yield entry, where
     if isinstance(entry, dict) and "left" in entry:
         left = entry["left"]
@@ -95,7 +95,7 @@ def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checksums(state: dict[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, if a part of a graph's state is not the one that was saved."""
+    """Raises ValueError, which names the pipe, if a part of a graph's state has changed since it was saved."""
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
@@ -117,7 +117,7 @@ def checksum(value: Any) -> int:
     """CRC-32 of plain data, which is the same of an equal copy.
 
     Raises:
-        ValueError: it has more parts than any state: some stand in it again and again.
+        ValueError: it has more parts than any valid state, because it repeats some of them.
     """
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
@@ -143,10 +143,10 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Within this context a pipe of this package takes over its state, in which it expects what it saves itself.
+    """Context in which a pipe of this package loads its state, and expects the layout that it saves.
 
     Raises:
-        ValueError: there is something else, by which a step has failed.
+        ValueError: a step has failed because of other content.
     """
     try:
         yield
@@ -159,7 +159,7 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any) -> None:
     """Raises ValueError if this is not what `save_generators` returned.
 
-    Libraries believe the place in the numbers that a generator has drawn, and read there.
+    Libraries trust the index in a generator's state and read memory there.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are none")
@@ -202,5 +202,7 @@ def refuse_pickled_entries(entries: list[dict[str, Any]]) -> None:
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError if a generator has to be unpickled: one of NumPy's that the program put in its place."""
+    """Raises ValueError if a generator must be unpickled: a NumPy generator with which the program replaced the
+    default.
+    """
     refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")

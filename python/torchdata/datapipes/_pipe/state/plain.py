@@ -1,7 +1,7 @@
-"""States as plain data: what anybody may load, and beside it, marked, what only pickle can hold.
+"""States as plain data, which is safe to load, with marked parts that need pickle.
 
-Role: turns what a pipe's `state_dict` returned into a value of its own, which nothing that the pipe does later
-changes, and back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
+Role: converts the result of a pipe's `state_dict` to an independent value, which the pipe cannot change later, and
+back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
 these stay what they are. All else, items above all, becomes bytes under one key: of one pipe all together, so that an
 item that waits in two of its queues stays one item. Under `NESTED` these are a pickle that names no class, and loading
 it runs no code. If the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
@@ -24,10 +24,10 @@ PICKLED = "__pickled__"
 #: The key of bytes that hold containers within containers, and plain data alone.
 NESTED = "__nested__"
 
-#: The key of a state that is no dict with names as keys.
+#: The key of a state that is not a dict with names as keys.
 _WHOLE = "__state__"
 
-#: Keys that stand for something else.
+#: Keys that represent another value.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -62,7 +62,7 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """A state of its own, equal to the one of which `to_plain` made this.
+    """A new state, equal to the one that was given to `to_plain`.
 
     Raises:
         ValueError: it cannot be unpickled here, or is damaged.
@@ -96,7 +96,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a value of a state, whose dicts and lists the pipe may change. It need not be a tree."""
+    """A copy of a value of a state. The pipe may change its dicts and lists. It need not be a tree."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -127,7 +127,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """An atom, or a tuple of nothing else, at any depth: a member that may stand at two places without being one."""
+    """An atom, or a nested tuple of atoms: a member that may appear twice without being the same object."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -1,6 +1,6 @@
-"""The memory of each pipe beside its attributes: its token, which tells its iterations apart, and its *record*.
+"""Data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: memory of `iteration` and `state`, which say what becomes of it. Runs in the process and thread that iterates the
+Role: storage for `iteration` and `state`, which define its use. Runs in the process and thread that iterates the
 pipe. A *pass* is one iteration of one pipe.
 """
 
@@ -23,7 +23,7 @@ NEVER = object()
 
 
 class Beginning:
-    """How a graph stood when the pass of its end began: what a replay of that pass begins with.
+    """The state of a graph when the pass of its last pipe began, from which a replay of that pass starts.
 
     Args:
         generators: the random generators of the process as they were.
@@ -54,7 +54,7 @@ class Beginning:
 
 
 class Record:
-    """The memory of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
+    """Data about the passes of a pipe. Never pickled or copied: a copy is None, and starts afresh."""
 
     __slots__ = (
         "asked",
@@ -81,41 +81,41 @@ class Record:
     )
 
     def __init__(self) -> None:
-        #: The iteration of a pipe of torch's that was there when the next one was asked for.
+        #: The iteration of a pipe of torch that was there when the next one was asked for.
         self.asked: Any = NEVER
-        #: The iteration of a pipe of torch's that was there when a state was loaded.
+        #: The iteration of a pipe of torch that was there when a state was loaded.
         self.before: Any = NEVER
         #: When the running pass began; 0 if none did.
         self.stamp = 0
-        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch's.
+        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch.
         self.tells_end = False
-        #: The entry that was loaded and not gone on with yet.
+        #: The loaded entry that was not resumed yet.
         self.loaded: dict[str, Any] | None = None
-        #: Whether the running pass goes on from a state that was saved after the last item.
+        #: Whether the running pass resumes from a state that was saved after the last item.
         self.ended = False
         #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
         self.fed = False
-        #: The last seed that was given to a pipe of a user's.
+        #: The last seed that was given to a pipe of a user.
         self.seed: Any = None
-        #: Whether a loader gives the pipe its seeds: those of later passes of an epoch follow from the first one then.
+        #: Whether a loader seeds the pipe. Seeds of later passes of an epoch then follow from the first one.
         self.seeded = False
         #: The seed that a state gave to the pipe for its next pass, when it was loaded.
         self.given: Any = None
         #: The seed that was given to the pipe after the pass began that is to be replayed.
         self.later: Any = None
-        #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
+        #: Whether this pipe or one of its sources is replayed; None: not determined yet.
         self.watches: bool | None = None
-        #: How the graph stood when the running pass began, if `watches`, and of a pipe of torch's.
+        #: The state of the graph when the running pass began, if `watches` is set, or for a pipe of torch.
         self.beginning: Beginning | None = None
         #: The parameters of all pipes of the graph, if the pipe is its end and its state was saved.
         self.fingerprint: Fingerprint | None = None
         #: Names of pipes that the pipe has made since its first pass.
         self.grown: list[str] = []
-        #: Whether the running pass goes on from a loaded state.
+        #: Whether the running pass resumes from a loaded state.
         self.goes_on = False
-        #: A reference to the pipe that has exceptions of this one skipped; None: nobody.
+        #: A reference to the pipe that skips exceptions of this one; None if there is none.
         self.claim: Any = None
-        #: References to the pipes whose exceptions this one has skipped.
+        #: References to the pipes whose exceptions this one skips.
         self.claimed: list[Any] = []
         #: References to the renewals (`renewing`) of the running pass, and of that of the pipe which reads this one.
         self.renewal: Any = None
@@ -144,7 +144,7 @@ def record_of(datapipe: Any) -> Record:
 
 
 def passed(datapipe: Any) -> int:
-    """How many items a pass has yielded, or skipped because they raised: where it stands in what it reads."""
+    """The number of items that a pass has yielded or skipped, which is its position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped

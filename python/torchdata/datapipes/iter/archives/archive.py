@@ -50,7 +50,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
     """The limit `value`, or None for no limit.
 
     Raises:
-        ValueError: it is no number from 1 on.
+        ValueError: it is not a number from 1 on.
     """
     if value is None:
         return None
@@ -90,12 +90,12 @@ def path_in(folder: str, name: str) -> str:
 
 
 def seekable(stream: Any) -> bool:
-    """Whether the stream says that it can seek."""
+    """Whether the stream reports that it can seek."""
     return bool(hasattr(stream, "seekable") and stream.seekable())
 
 
 def position(stream: Any) -> int | None:
-    """Where the stream stands, or None if it cannot tell."""
+    """The position of the stream, or None if it is not known."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -153,14 +153,14 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
 
 
 class Counted:
-    """A compressed stream from where it stands, counting the bytes that were read of it."""
+    """A compressed stream from its present position, which counts the bytes that were read."""
 
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position(file_obj) or 0
         #: Bytes that were looked at and not read yet.
         self._ahead = b""
-        #: Bytes from the start to where the stream stands.
+        #: Bytes from the start to the position of the stream.
         self.count = 0
 
     def look(self, size: int) -> bytes:
@@ -202,7 +202,7 @@ class Archive:
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
         self.source = source
-        #: Where the archive begins in its stream; None if the stream cannot tell.
+        #: The offset at which the archive begins in its stream; None if it is not known.
         self.start = position(source) if start is None else start
 
         #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
@@ -220,7 +220,7 @@ class Archive:
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """The wrapper that is told of every member that is opened and closed."""
+        """The wrapper that counts the open members."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 
@@ -324,7 +324,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         return self.datapipe
 
     def _place_of(self, archive: Any) -> Any:
-        """The place in the archive behind the last member that was yielded."""
+        """The position in the archive after the last yielded member."""
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
@@ -341,11 +341,11 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
 
 class IndexedArchive(Archive):
-    """An archive whose members stand in a directory, which is read as a whole."""
+    """An archive with a directory of its members, which is read as a whole."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         super().__init__(path, source, start)
-        #: Index of the entry behind the last one that was yielded.
+        #: Index of the entry after the last one that was yielded.
         self.next = 0
 
     def entries(self) -> list[Any]:
@@ -358,7 +358,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """A loader of archives with a directory: the place in one is an index into it."""
+    """A loader of archives with a directory. Its position in an archive is an index of the directory."""
 
     def _open(self, path: str, stream: Any) -> IndexedArchive:
         """The archive in a stream."""

@@ -1,9 +1,9 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: each turns pairs of path and compressed stream into pairs of path and stream of what was compressed. They run in
+Role: each converts pairs of path and compressed stream to pairs of path and decompressed stream. They run in
 the process that iterates them, and decompress when and as far as a stream is read. The stream owns the compressed one
-and closes it with itself. It is opened again by the recipe of the compressed one, and goes to its old place by
-decompressing what lies before.
+and closes it with itself. It is opened again by the recipe of the compressed stream, and returns to its position by
+decompressing everything before.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """The format of a file by its suffix, whatever its case; None if that tells nothing."""
+    """The format of a file by its suffix, in lower or upper case; None if the suffix is unknown."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR
@@ -90,7 +90,7 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """The same of a file whose name may be a URL, with a query or a fragment behind the suffix."""
+    """The same for a name that may be a URL, with a query or a fragment after the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # elsewhere a name may have a question mark in it
         names.reverse()
@@ -98,7 +98,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """How a compressed stream is opened and read: all but the stream itself, or with a stand-in for it."""
+    """The way to open and read a compressed stream, without the stream itself or with a stand-in for it."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -108,11 +108,11 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        """Opens the compressed stream again, and on it the stream of what was compressed."""
+        """Opens the compressed stream again, and on it the decompressed stream."""
         return self.on(copy.deepcopy(self.source))  # who opens it twice gets two streams
 
     def on(self, source: Any) -> Any:
-        """The stream of what was compressed in `source`."""
+        """The decompressed stream of `source`."""
         try:
             if self.kind in _READERS:
                 return io.BufferedReader(_Decompressed(self, source))
@@ -245,7 +245,7 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
         raise NotImplementedError
 
     def _path_of(self, path: str) -> str:
-        """The path of what is compressed in the file at `path`."""
+        """The path of the decompressed file at `path`."""
         return path
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
@@ -269,26 +269,27 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
 
 @functional_datapipe("decompress")
 class Decompressor(_Decompressing):
-    """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they are.
+    """Decompresses streams: yields pairs of path and decompressed stream. Paths stay unchanged.
 
-    A file of type `"tar"` or `"zip"` comes out as an open `tarfile.TarFile` or `zipfile.ZipFile` in a `StreamWrapper`,
-    which `load_from_tar` and `load_from_zip` take.
+    A file of type `"tar"` or `"zip"` becomes an open `tarfile.TarFile` or `zipfile.ZipFile` in a `StreamWrapper`, which
+    `load_from_tar` and `load_from_zip` accept.
 
     Args:
-        source_datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        file_type: `"gzip"`, `"bz2"`, `"lzma"` (xz, too), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
-            None: what the path's suffix says, in capitals, too, and before the query of a URL: `.gz`, `.bz2`, `.xz`,
-            `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`, `.txz`, `.tzst`.
-        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
-            None: no limit.
+        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
+            None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
+            `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
+            `.txz`, `.tzst`.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+            default; None for no limit.
 
     Raises:
-        ValueError: there is no such type, or `max_ratio` is less than 1.
-        ModuleNotFoundError: while iterating, a file is one of zstd, and neither Python (from 3.14 on) nor the extra
-            `zstd` reads that.
-        RuntimeError: while iterating, with `file_type=None`, the suffix is another one.
-        OSError, EOFError, zlib.error, lzma.LZMAError: while reading a stream, it is damaged or truncated, or becomes
-            larger than `max_ratio` lets it (OSError).
+        ValueError: the type is unknown, or `max_ratio` is less than 1.
+        ModuleNotFoundError: while iterating, a file has the type zstd, and neither Python (from 3.14 on) nor the extra
+            `zstd` can read it.
+        RuntimeError: while iterating with `file_type=None`, the suffix is unknown.
+        OSError, EOFError, zlib.error, lzma.LZMAError: while reading a stream, it is damaged or truncated, or exceeds
+        `max_ratio` (OSError).
         tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
 
     Example:
@@ -338,12 +339,12 @@ class Decompressor(_Decompressing):
 
 @functional_datapipe("extract")
 class Extractor(Decompressor):
-    """An older name of `Decompressor`, which is what this makes.
+    """The old name of `Decompressor`, which it returns.
 
     Args:
         source_datapipe: yields pairs of path and binary stream.
-        file_type: the type of the files; None: what the path's suffix says.
-        max_ratio: as that of `Decompressor`.
+        file_type: the type of the files; None for the type by the suffix of the path.
+        max_ratio: as for `Decompressor`.
 
     Example:
         >>> from torchdata.datapipes.iter import Extractor
@@ -390,15 +391,14 @@ class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
-            None: no limit.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+            default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        OSError, EOFError: while reading a stream, it is damaged or truncated, or becomes larger than `max_ratio` lets
-            it (OSError).
+        OSError, EOFError: while reading a stream, it is damaged or truncated, or exceeds `max_ratio` (OSError).
 
     Example:
         >>> import bz2, io
@@ -414,18 +414,18 @@ class Bz2FileLoader(_OfOneKind):
 
 @functional_datapipe("load_from_xz")
 class XzFileLoader(_OfOneKind):
-    """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream.
+    """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a file may become, if that is more than 1 GiB.
-            None: no limit.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+            default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        lzma.LZMAError, EOFError, OSError: while reading a stream, it is damaged or truncated, or becomes larger than
-            `max_ratio` lets it (OSError).
+        lzma.LZMAError, EOFError, OSError: while reading a stream, it is damaged or truncated, or exceeds `max_ratio`
+        (OSError).
 
     Example:
         >>> import io, lzma

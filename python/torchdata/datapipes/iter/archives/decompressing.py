@@ -1,7 +1,7 @@
-"""Decompressing by the modules of Python and others: one stream after the other, until the data end.
+"""Decompresses consecutive streams of a file by the modules of Python and of other libraries.
 
 Role: the file objects between a compressed stream and the pipes that read it. Runs in the process that reads. A reader
-borrows the compressed stream, and owns what it has decompressed and nobody has read yet.
+borrows the compressed stream, and owns decompressed bytes that were not read yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """A file object of what is compressed in `file_obj`, in the format of xz or the older one of lzma.
 
-    Unlike that of Python's module it reads what comes behind the padding between two streams, and takes nothing else
+    Unlike that of Python's module it reads what comes after the padding between two streams, and takes nothing else
     for padding.
     """
     import lzma
@@ -73,7 +73,7 @@ class _Frame:
     """A decompressor of `zstandard` with the methods of those of Python's modules.
 
     Args:
-        decompressor: what decompresses one frame, and has no limit of what it gives.
+        decompressor: an object that decompresses one frame, without a limit of its output.
     """
 
     def __init__(self, decompressor: Any) -> None:
@@ -87,12 +87,12 @@ class _Frame:
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more comes of the data that were given."""
+        """Whether all given data was decompressed."""
         return not self._raw and not self._done
 
     @property
     def unused_data(self) -> bytes:
-        """The bytes behind the frame."""
+        """The bytes after the frame."""
         return bytes(self._decompressor.unused_data) + bytes(self._raw)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -113,12 +113,12 @@ class _Frame:
 
 
 class _Streams:
-    """The content of a file of one or several compressed streams, one behind the other.
+    """The content of a file of one or several compressed streams, one after the other.
 
     Args:
-        file_obj: the compressed file, from where it stands.
+        file_obj: the compressed file, which is read from its present position.
         new: makes a decompressor of one stream.
-        padding: bytes that may stand behind a stream.
+        padding: bytes that may follow a stream.
     """
 
     def __init__(self, file_obj: Any, new: Callable[[], Any], padding: bytes = b"") -> None:
@@ -155,7 +155,7 @@ class _Streams:
         return b""
 
     def _behind_stream(self) -> bytes:
-        """The first bytes behind a stream that has ended, without padding."""
+        """The first bytes after a stream that has ended, without padding."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -164,7 +164,7 @@ class _Streams:
         return data
 
     def tell(self) -> int:
-        """How many bytes come before the next one."""
+        """The offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -1,8 +1,8 @@
 """Reading a stream forwards, by offset, as readers of archives do: `Forwards`.
 
-Role: stands between an archive and a stream that cannot seek, or that is compressed. The archive asks it for bytes by
-offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and owns one piece of
-what it has read, so that small steps back and many small members cost neither a seek nor a call of the stream.
+Role: connects an archive with a stream that cannot seek or that is compressed. The archive asks it for bytes by
+offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and keeps one piece of
+the bytes that it has read. Small steps back and small members therefore need neither a seek nor a call of the stream.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """The bytes of a stream by offset, from where it stands on.
+    """The bytes of a stream by offset, from its present position on.
 
     Args:
         next_piece: the stream's bytes.
-        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot, and only what was read
-            last can be read once more.
-        start: the offset at which the stream stands.
+        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot go back, and only the
+            last piece can be read again.
+        start: the present offset of the stream.
     """
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
@@ -80,7 +80,7 @@ class Forwards:
         return b"".join(parts)
 
     def _advance(self) -> bool:
-        """Goes on to the next piece; false at the end."""
+        """Continues to the next piece; false at the end."""
         more, kept = self._next_piece(), self._piece[-_BACK:]
         if not more:
             return False

@@ -183,25 +183,25 @@ class _WhenRead:
 class RarArchiveLoader(IndexedLoader):
     """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`.
 
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
+    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
 
-    Members that are stored without compression are read directly. For others one of the programs `unrar`, `unar`, `7z`
-    and `bsdtar` must be installed. A member of a *solid* archive is decompressed together with all before it.
+    Members that are stored without compression are read directly. For others, one of the programs `unrar`, `unar`, `7z`
+    and `bsdtar` must be installed. A member of a *solid* archive is decompressed together with all members before it.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
-            that is opened, if that is more than 1 GiB; None: no limit.
+        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
+            size, if it exceeds 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.
         ValueError: `max_ratio` is less than 1.
         rarfile.Error: while iterating or reading a member: BadRarFile or NotRarFile if the archive is truncated or
-            damaged, a checksum is wrong, a name leads out of the archive's folder, or a member is out of proportion (a
-            decompression bomb); PasswordRequired; NeedFirstVolume for archives of several volumes; RarCannotExec
-            where no program is found.
+        damaged, a checksum is wrong, a name leads out of the archive's folder, or a member is too large (a
+        decompression bomb); PasswordRequired; NeedFirstVolume for archives of several volumes; RarCannotExec if no
+        program is found.
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister

@@ -44,10 +44,10 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
+#: Largest member of a compressed or streamed archive that is kept in memory when the archive continues without it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
-#: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
+#: Bytes that are requested at a time from a stream that is read only forward, or from its decompressor.
 AT_ONCE = 64 << 10
 
 #: Bytes of a large member that are read at a time, as the archive may hold fewer than it says.
@@ -56,7 +56,7 @@ PIECE = 16 << 20
 #: Bytes that the headers of one member may take in all: 1 MiB and the blocks that announce them.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
-#: Headers that one member may have, beside its own.
+#: Headers that one member may have, next to its own.
 MOST_HEADERS = 100
 
 #: Records that the headers for a whole archive may hold in all. Every member's are added to a copy of them.
@@ -65,8 +65,8 @@ MOST_GLOBAL_RECORDS = 1000
 #: The last offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: Bytes before a header at which a stream stands that is gone on with there: `tarfile` reads the last one of the member
-#: before it, to see whether the archive reaches so far.
+#: Bytes before a header at which a resumed stream starts: `tarfile` reads the last byte of the previous member, to
+#: check whether the archive is long enough.
 BEFORE = 1
 
 #: Characters of an error of `tarfile` that are repeated: some hold the header.
@@ -121,7 +121,7 @@ class _HeaderBytes:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses to read so many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
+        """Refuses to read this many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -144,12 +144,12 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: The errors of `tarfile`, beside its own, for headers that lie.
+#: The errors of `tarfile`, next to its own, for headers that lie.
 _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
-    """A header of which damage is an error everywhere; `tarfile` takes it for the end, except at the start.
+    """A header whose damage is an error everywhere. `tarfile` takes damage for the end, except at the start.
 
     One member may have many headers: long names, extended ones, maps of holes. They are read within limits.
     """
@@ -171,7 +171,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _LIES as error:
-            tarfile_.offset = place  # where the archive stands, not where the header says that it goes on
+            tarfile_.offset = place  # where the archive stands, not where the header says that it continues
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
@@ -208,7 +208,7 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Takes in that a header holds for all members behind it.
+        """Takes in that a header holds for all members after it.
 
         Raises:
             tarfile.ReadError: there are too many of them.
@@ -242,8 +242,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive: so it opens one without members, of which the stream is
-        # then exchanged.
+        # `tarfile` reads a header when it opens an archive. It therefore opens an archive without members, whose stream
+        # is then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
@@ -309,7 +309,7 @@ class _TarArchive(Archive):
         self.mode = mode
         self.max_ratio = max_ratio
         self._header = header
-        #: The place in the stream of the archive's offset 0; None if its offsets are none of the stream's.
+        #: The offset of the archive in the stream; None if the archive is compressed.
         self._base: int | None = None
         self._tar: tarfile.TarFile | None = None
 
@@ -337,7 +337,7 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The place in the stream of the header behind the last member; None if there is no such place."""
+        """The offset of the header after the last member; None if there is none."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
@@ -359,7 +359,7 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """Reads what lies behind the last member of a compressed archive, up to the checksum."""
+        """Reads what lies after the last member of a compressed archive, up to the checksum."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
@@ -370,7 +370,7 @@ class _TarArchive(Archive):
         return name_item(told, path_in(folder_of(self.path), name))
 
     def open_entry(self, offset: int) -> Any:
-        """Opens the sparse member whose header stands at `offset`."""
+        """Opens the sparse member whose header is at `offset`."""
         tar: Any = self.tar
         place = tar.offset, tar.firstmember
         try:
@@ -500,27 +500,27 @@ class _SparseMember(Entry):
 class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
+    leading slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
 
-    Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
-    memory when the archive goes on before it is read.
+    Streams that cannot seek are read only forward. If the next member of such an archive, or of a compressed one, is
+    requested before a member was read, this member is kept in memory.
 
-    A saved state goes on at the next member. If the archive is not compressed, and its stream can begin anywhere (a
-    file, an object in a store, a URL whose server knows ranges), nothing before that member is read again.
+    A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
+    file, an object in a store, a URL whose server supports ranges), nothing before that member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
-        mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
-        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form an archive may become, as far as it is read or
-            skipped, if that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
+        mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
+        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, if it
+            exceeds 1 GiB; also for a sparse member. 100 by default; None for no limit.
 
     Raises:
-        ValueError: the mode is another one, or `max_ratio` is less than 1.
-        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out
-            of the archive's folder, the headers of a member take more than 1 MiB, or the archive becomes too large (a
-            decompression bomb).
+        ValueError: the mode is unknown, or `max_ratio` is less than 1.
+        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out of
+        the archive's folder, the headers of a member take more than 1 MiB, or the archive becomes too large (a
+        decompression bomb).
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister
@@ -559,7 +559,7 @@ class TarArchiveLoader(ArchiveLoader):
         try:
             if start:
                 archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
-            else:  # from its beginning, also for a place behind that: only so is it decompressed
+            else:  # from its beginning, also for a place after that: only so is it decompressed
                 archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
@@ -581,7 +581,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Lets a member that somebody still holds, unread, live on without its archive."""
+    """Makes an unread member that is still referenced independent of its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

@@ -93,7 +93,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Sees that each member has bytes of its own: members that share them are many files in the space of one.
+    """Checks that members do not share bytes. Otherwise many files could use the space of one.
 
     Raises:
         zipfile.BadZipFile: one lies before the archive's start, or reaches into the next one or into the directory.
@@ -102,7 +102,7 @@ def _check_places(archive: zipfile.ZipFile) -> None:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The header repeats the name; it may hold more, of which the directory says nothing.
+        # The header repeats the name, and may contain data that is not in the directory.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with what lies behind it")
         end = info.header_offset
@@ -112,20 +112,20 @@ def _check_places(archive: zipfile.ZipFile) -> None:
 class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+    The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
+    leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
-            that is opened, if that is more than 1 GiB; None: no limit.
+        length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
+        max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
+            size, if it exceeds 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
         zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
-            wrong, a name leads out of the archive's folder, members overlap, or they are out of proportion (a
-            decompression bomb).
+        wrong, a name leads out of the archive's folder, members overlap, or a member is too large (a decompression
+        bomb).
         RuntimeError: while iterating, a member is encrypted.
 
     Example:

@@ -1,7 +1,7 @@
 """The two halves of a pipe that was split: the main pipe, which reads the source, and its children.
 
 Role: what `fork`, `unzip`, `demux` and `round_robin_demux` share. The children share one *main* pipe, which reads the
-source once and owns the items that wait for children. All run in whichever process iterates them, in one thread.
+source once and owns the items that wait for children. All run in the process that iterates them, in one thread.
 
 The children of one main are iterated in *generations*: a generation begins when a child is iterated that has been
 iterated in the current one already. It restarts the source and invalidates the iterators of all siblings; a sibling
@@ -117,7 +117,9 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Lets go of what waits for children, before a new generation begins. Queues may share items: nothing to do."""
+        """Drops the items that wait for children, before a new generation begins. Queues may share items: nothing to
+        do.
+        """
 
     def length(self, instance: int) -> int:
         """The length of one child."""
@@ -217,7 +219,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Joins the others' generation, or begins the next one."""
+        """Joins the generation of the other children, or begins the next one."""
         self.main_datapipe.join(self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -225,7 +227,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Goes on behind an item that has raised, although its iterator has ended."""
+        """Continues after an item that has raised, although its iterator has ended."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

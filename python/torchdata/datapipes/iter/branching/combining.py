@@ -1,9 +1,7 @@
-"""Pipes that make one pipe of several: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest,
-SampleMultiplexer.
+"""Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
-Run in whichever process iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
-holds the row of items, one of each input, that it is yielding; SampleMultiplexer owns a generator. Their counterparts
-are in `splitting`.
+Run in the process that iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
+holds the row of items that it is yielding; SampleMultiplexer owns a generator. Their counterparts are in `splitting`.
 """
 
 from __future__ import annotations
@@ -45,14 +43,14 @@ def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @functional_datapipe("concat")
 class Concater(IterDataPipe[Any]):
-    """Yields the items of its inputs one input after another. `a + b` is the same.
+    """Yields the items of its inputs, one input after another. `a + b` is the same.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes or datasets to read.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -88,11 +86,11 @@ class Zipper(IterDataPipe[T_co]):
     """Yields tuples of one item of each input, until the shortest input ends.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes or datasets to read.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -126,11 +124,11 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
     """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not yielded.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes or datasets to read.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -153,12 +151,12 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     """Yields tuples of one item of each input, until the longest input ends.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
-        fill_value: what stands for the items of inputs that have ended.
+        datapipes: the pipes or datasets to read.
+        fill_value: the value for inputs that have ended; None by default.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -181,13 +179,13 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 
 @functional_datapipe("mux_longest")
 class MultiplexerLongest(IterDataPipe[Any]):
-    """Yields one item of each input in turn, passing over inputs that have ended, until all have.
+    """Yields one item of each input in turn, and skips inputs that have ended, until all have ended.
 
     Args:
-        datapipes: the pipes to read. A data set is one, too.
+        datapipes: the pipes or datasets to read.
 
     Raises:
-        TypeError: an input is neither an IterDataPipe nor a data set.
+        TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -226,20 +224,20 @@ class MultiplexerLongest(IterDataPipe[Any]):
 
 
 class SampleMultiplexer(IterDataPipe[Any]):
-    """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
+    """Yields items of inputs that are chosen at random by their weights, until all inputs have ended.
 
-    If an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
-    `cycle`.
+    After an input has ended, items are chosen from the remaining inputs. To keep the ratio, use inputs without an end,
+    for example by `cycle`.
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
-        seed: seeds the choices for good: `set_seed`, and so the seeds that DataLoader2 gives, have no effect then.
-            The first iteration of a new pipe is always the same, the one that torchdata 0.9 gives; later ones go on
-            with the same generator. None: every iteration has a seed of its own, as for `shuffle`.
+        seed: the seed of all choices, which `set_seed` and DataLoader2 then do not change. The first iteration of a new
+            pipe is always the same, and equals that of torchdata 0.9; later iterations continue with the same
+            generator. None (the default): every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: there are no inputs, or a weight is not positive and finite.
-        TypeError: no dict is given, a key is no IterDataPipe, or a weight no number.
+        TypeError: the argument is not a dict, a key is not an IterDataPipe, or a weight is not a number.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
@@ -268,7 +266,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         self._rng = random.Random(seed)
 
     def set_seed(self, seed: int) -> SampleMultiplexer:
-        """Sets the seed of the next iteration (only that one), unless the constructor was given one.
+        """Sets the seed of the next iteration only, unless the constructor received a seed.
 
         Returns the pipe itself.
         """
@@ -277,7 +275,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Takes all inputs in again, and seeds the generator or, if the user gave a seed, lets it go on."""
+        """Uses all inputs again, and seeds the generator, unless the constructor received a seed."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

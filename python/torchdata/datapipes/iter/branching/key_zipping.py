@@ -1,6 +1,6 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-Run in whichever process iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
+Run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
 match, and the streams in them.
 """
 
@@ -28,24 +28,25 @@ _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive intege
 class IterKeyZipper(IterDataPipe[Any]):
     """Joins each item with the item of a reference pipe that has the same key.
 
-    The results come in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
-    kept in a buffer. Streams in items that nobody will get, because the buffer is full or the iteration ends, are
-    closed.
+    The results are in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
+    kept in a buffer. Streams in items without a match are closed.
 
     Args:
         source_datapipe: the pipe to read.
-        ref_datapipe: where the matching items are looked for. It is read as far as needed.
+        ref_datapipe: the pipe that contains the matching items. It is read as far as needed.
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
-        ref_key_fn: the same for items of `ref_datapipe`; `key_fn` by default.
-        keep_key: whether to yield `(key, result)` instead of the result.
-        buffer_size: how many reference items may wait when another one comes to wait. If more do, the one that waits
-            longest is dropped, with a warning. None for no limit.
+        ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
+        keep_key: whether to yield `(key, result)` instead of the result; False by default.
+        buffer_size: maximum number of buffered reference items, 10,000 by default. If the buffer is full, its oldest
+            item is dropped, with a warning. None for no limit.
         merge_fn: a function from an item and its match to the result; a tuple of both by default.
 
     Raises:
-        TypeError: `ref_datapipe` is no IterDataPipe, a function is none, or `buffer_size` no integer.
-        ValueError: `buffer_size` is not positive; while iterating, a reference item has the key of one that waits.
-        BufferError: while iterating, the reference pipe has ended and no item with the key was in it or is left.
+        TypeError: `ref_datapipe` is not an IterDataPipe, a function cannot be called, or `buffer_size` is not an
+            integer.
+        ValueError: `buffer_size` is not positive; while iterating, two buffered reference items have the same key.
+        BufferError: while iterating, the reference pipe has ended without an item with the key, or the item was
+            dropped.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -152,18 +153,18 @@ class IterKeyZipper(IterDataPipe[Any]):
 
 @functional_datapipe("zip_with_map")
 class MapKeyZipper(IterDataPipe[Any]):
-    """Joins each item with the item that a map pipe has under its key.
+    """Joins each item with the item of a map pipe that has the same key.
 
     Args:
         source_iterdatapipe: the pipe to read.
-        map_datapipe: the map pipe to look in.
+        map_datapipe: the map pipe that contains the matching items.
         key_fn: a function from an item to the key of its match.
         merge_fn: a function from an item and its match to the result; a tuple of both by default.
-        keep_key: whether to yield `(key, result)` instead of the result.
+        keep_key: whether to yield `(key, result)` instead of the result; False by default.
 
     Raises:
-        TypeError: `map_datapipe` is no MapDataPipe, or a function is none.
-        KeyError: while iterating, the map pipe has no such key.
+        TypeError: `map_datapipe` is not a MapDataPipe, or a function cannot be called.
+        KeyError: while iterating, the map pipe does not contain the key.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

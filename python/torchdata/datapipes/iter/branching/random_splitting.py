@@ -2,7 +2,7 @@
 
 It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
 whole source and keeps its own items, so one child can be read at a time, and a child that is iterated invalidates the
-iterators of the others. All run in whichever process iterates them, in one thread.
+iterators of the others. All run in the process that iterates them, in one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _SplitMain(IterDataPipe[Any]):
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The child whose pass it is.
+    #: The child whose pass is running.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -73,7 +73,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._remaining = self.total_length
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child, which goes on in its pass."""
+        """The items of one child, which continues in its pass."""
         if self._reader != instance:  # a restored child that had ended, or had given way to a sibling
             return iter(())
         if token_of(self).armed:
@@ -169,22 +169,22 @@ def _check_seed(seed: Any) -> None:
 class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child for each group.
 
-    Each child reads the whole source, so only one can be read at a time. The split is a function of the seed and the
-    order of the source: if the source yields its items in the same order every time, each item belongs to one group,
-    the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` behind the
-    split, not before it. `child.override_seed(seed)` chooses another split, for all children.
+    Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
+    on the order of the source. If this order is the same every time, each item belongs to the same group in every epoch
+    and process, and to the same group as in torchdata 0.9. Put `shuffle` and `sharding_filter` after the split.
+    `child.override_seed(seed)` chooses another split for all children.
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. They need not sum up to the number of items; if they do
-            and are integers, the children have lengths.
-        seed: seeds the split. None: a seed that is drawn once.
+        weights: the sizes of the groups by their names. If they are integers whose sum is the number of items, the
+            children have lengths.
+        seed: the seed of the split; None for a random seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
-        target: the name of the only group to return; None returns the list of all.
+        target: the name of the only group to return; None (the default) returns the list of all groups.
 
     Raises:
-        TypeError: `weights` is no dict of numbers, `seed` seeds nothing, or `total_length` is not given and the
-            source doesn't know its length.
+        TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
+            the source has no length.
         ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
             more items than `total_length`.
         KeyError: `weights` has no group `target`.

@@ -1,6 +1,6 @@
-"""Pipes that make several pipes of one: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
+"""Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Each returns its *children*, pipes that share one main pipe (see `_children`). All run in whichever process iterates
+Each returns its *children*, pipes that share one main pipe (see `_children`). All run in the process that iterates
 them, in one thread; the main pipe owns the items that wait for a child.
 """
 
@@ -85,13 +85,14 @@ class _ForkMain(Main):
 
 @functional_datapipe("fork")
 class Forker(IterDataPipe[Any]):
-    """Gives a pipe several readers: returns a list of children that each yield all items.
+    """Lets several pipes read one pipe: returns a list of children that each yield all items.
 
     Args:
         datapipe: the pipe to read, once for all children.
-        num_instances: number of children. For 1 the pipe itself is returned.
-        buffer_size: how many items one child may be ahead of the slowest one; -1 for any number.
-        copy: None gives every child the same objects, "shallow" and "deep" copies of them.
+        num_instances: number of children. For 1, the pipe itself is returned.
+        buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
+            limit.
+        copy: None (the default) gives every child the same objects; "shallow" and "deep" give copies of them.
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.
@@ -138,8 +139,9 @@ class UnZipper(IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read, once for all children.
         sequence_length: number of columns.
-        buffer_size: how many items one child may be ahead of the slowest one; -1 for any number.
-        columns_to_skip: numbers of columns that get no child.
+        buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
+            limit.
+        columns_to_skip: numbers of columns without a child; None (the default) for none.
 
     Raises:
         RuntimeError: all columns are skipped.
@@ -171,7 +173,7 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """Main pipe of `demux`: the classifier says whose an item is."""
+    """Main pipe of `demux`: the classifier determines the child of an item."""
 
     name = "demux"
     drawn_as = "Demultiplexer"
@@ -215,12 +217,12 @@ class Demultiplexer(IterDataPipe[Any]):
         datapipe: the pipe to read, once for all children.
         num_instances: number of children.
         classifier_fn: a function from an item to the number of its child, or None.
-        drop_none: whether items classified as None are dropped; otherwise they are an error.
-        buffer_size: how many items may wait for their children, of all children together; -1 for any number.
+        drop_none: whether items of class None are dropped; False, the default, makes them an error.
+        buffer_size: maximum number of items that wait for all children together, 1,000 by default; -1 for no limit.
 
     Raises:
-        ValueError: `num_instances` is not positive; while iterating, a classification is out of range.
-        TypeError: `classifier_fn` is no function.
+        ValueError: `num_instances` is not positive; while iterating, a class is out of range.
+        TypeError: `classifier_fn` is not a function.
         BufferError: while iterating, too many items wait.
 
     Example:
@@ -262,13 +264,13 @@ class _RoundRobinMain(DealMain):
 
 @functional_datapipe("round_robin_demux")
 class RoundRobinDemultiplexer(IterDataPipe[Any]):
-    """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the items
-    `i`, `i + n`, `i + 2n` and so on.
+    """Distributes the items in turn: returns a list of children, of which child `i` of `n` yields the items `i`, `i +
+    n`, `i + 2n` and so on.
 
     Args:
         datapipe: the pipe to read, once for all children.
-        num_instances: number of children. For 1 the list holds the pipe itself, and there is a warning.
-        buffer_size: how many items may wait for their children, of all children together; -1 for any number.
+        num_instances: number of children. For 1, the list contains the pipe itself, with a warning.
+        buffer_size: maximum number of items that wait for all children together, 1,000 by default; -1 for no limit.
 
     Raises:
         ValueError: `num_instances` is not positive.

@@ -1,8 +1,8 @@
 """The list of the files that were made of one item, if they have other paths than the item has.
 
 Role: how a list is written and read back, and which files it may name. The names come from archives and servers, and
-the list may lie in a folder that others can write into, so little in it is believed: it is a regular file, read by its
-descriptor, and names regular files under the section's folder alone. Runs in the process of the section.
+other users may write into the folder. The list is therefore checked: it must be a regular file, is read by its
+descriptor, and may name only regular files under the section's folder. Runs in the process of the section.
 
 A list is lines, one path each, as torchdata 0.9 writes it. A newline in a path stands as `\\n`, and a backslash as two.
 """

@@ -121,7 +121,7 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or makes a lock file. Returns None if something is in its place that cannot be locked."""
+    """Opens or makes a lock file. Returns None if something else is at the path that cannot be locked."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
@@ -143,7 +143,7 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether a path leads to an open file. A lock on a removed file excludes nobody."""
+    """Returns whether a path leads to an open file. A lock on a removed file does not exclude other processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

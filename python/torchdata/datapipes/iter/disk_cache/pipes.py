@@ -1,6 +1,6 @@
-"""Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
+"""Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Run in whichever process iterates the pipeline; any number of processes may share the files. `section` holds the work
+Run in the process that iterates the pipeline. Any number of processes may share the files. `section` does the work
 between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
@@ -35,33 +35,32 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 
 @functional_datapipe("on_disk_cache")
 class OnDiskCacheHolder(IterDataPipe[Any]):
-    """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it.
+    """Begins a section of the pipeline whose results are stored in files; `end_caching` ends the section.
 
-    Items whose files are there skip the section: its end yields their paths. The others pass through it, and its end
-    writes the files. Any number of processes may share the files. Each file is made by one of them, which holds its
-    lock meanwhile; the others make other files first, and then wait. No process ever sees a part of a file. If a
-    process is killed, another one makes the file.
+    Items whose files exist skip the section, and its end yields their paths. Other items pass through the section, and
+    its end writes the files. Any number of processes may share the files. Each file is computed by one process, which
+    holds its lock; the other processes compute other files first and then wait. No process sees an incomplete file. If
+    a process is killed, another one computes its file.
 
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). None: the item is the path. If the files that are made of an item get other paths (the
-            members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
-            of that name with `.torchdata_list` at its end.
-        hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
-            file whose content has another one is not saved, which is an error. Every file that is yielded must be in
-            it, the members of archives, too.
-        hash_type: the kind of checksums, `"sha256"` or `"md5"`.
-        extra_check_fn: a function that says of a path whether the file there will do; others are made anew. It is asked
-            of every file that is yielded.
-        folder: the folder under which files with other paths than `filepath_fn` gives must lie. Others are yielded, but
-            not believed in the next epoch, so that nobody's list can name files that are not the cache's. None: the
-            folder of the path that stands for them.
+            generator). None (the default): the item is the path. If the files of an item have other paths (members of
+            an archive), their list is stored next to this path, in a file with the suffix `.torchdata_list`.
+        hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
+            files with another checksum are replaced; a computed file with another checksum is an error. It must contain
+            every yielded file, including members of archives.
+        hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
+        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced. It is
+            called for every yielded file.
+        folder: the folder that must contain files with other paths than those of `filepath_fn`. Files elsewhere are
+            yielded but computed again in the next epoch, so that a manipulated list cannot name other files. None (the
+            default): the folder of the path that represents them.
 
     Raises:
-        TypeError: an argument is no function, or `folder` no path.
+        TypeError: an argument is not a function, or `folder` is not a path.
         ValueError: the kind of checksums is unknown.
-        RuntimeError: while iterating, the section was not ended.
+        RuntimeError: while iterating, the section has no end.
 
     Example:
         >>> import os
@@ -166,7 +165,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """The place of a path, or of the target if a link is at it."""
+    """The path, or the target if the path is a link."""
     try:
         return os.stat(path)
     except OSError:
@@ -176,7 +175,7 @@ def _look(path: str) -> os.stat_result | None:
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
     """Whether the file has the checksum that `hash_dict` names for its path; False if it names none.
 
-    Name and parameters are those of 0.9: tests of users put functions of their own in its place.
+    Name and parameters are those of 0.9, because tests of users replace it.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
@@ -195,29 +194,30 @@ def _path(pipe: object, path: Any) -> str:
 
 @functional_datapipe("end_caching")
 class EndOnDiskCacheHolder(IterDataPipe[str]):
-    """Ends the section that `on_disk_cache` began: writes files and yields the paths of all.
+    """Ends the section that `on_disk_cache` began: writes files and yields the paths of all files.
 
-    The items of the section must be pairs of a path (or what `filepath_fn` makes one of) and the data: bytes, text, an
-    open stream, or an iterable of pieces. Paths come in the order of the source, whether their files were there or
-    are made now, unless pipes in the section change the order.
+    The items of the section must be pairs of a path (or the argument of `filepath_fn`) and the data: bytes, text, an
+    open stream, or an iterable of pieces. Paths are yielded in the order of the source, whether or not their files
+    existed, unless pipes in the section change the order.
 
     Args:
         datapipe: the last pipe of the section.
-        mode: `"wb"` for bytes, `"wt"` for text; the `w` may be left out.
-        filepath_fn: a function from the first part of a pair to the path of the file. None: it is the path.
-        same_filepath_fn: whether `filepath_fn` is the one of `on_disk_cache`.
-        skip_read: accepted for compatibility, without effect: what the data is, is seen by looking at it.
-        timeout: seconds to wait for a file that another process makes, if there is nothing else to do. A process
-            that was killed is not waited for.
+        mode: `"wb"` (the default) for bytes, `"wt"` for text; the `w` may be left out.
+        filepath_fn: a function from the first member of a pair to the path of the file; None (the default): it is the
+            path.
+        same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
+        skip_read: has no effect; the type of the data is detected.
+        timeout: seconds to wait for a file that another process computes, if there is nothing else to do, 300 by
+            default. A process that was killed is not awaited.
 
     Raises:
-        RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
-            checksum than `hash_dict` says or none is there, or it cannot be told of which item a file was made.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is none. While
-            iterating: a file is called like one of the cache's own (`….torchdata_list`, `.torchdata-….part`,
-            `.torchdata-….lock`), or has a URL with a part `..` as its path.
+        RuntimeError: there is no `on_disk_cache` before, or its section has ended. While iterating: data has another
+            checksum than in `hash_dict` or none, or the item of a file cannot be determined.
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid. While
+            iterating: a file has a name of the cache's own files (`….torchdata_list`, `.torchdata-….part`,
+            `.torchdata-….lock`), or its path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
-        OSError: while iterating, a file cannot be written. Nothing of it is left then.
+        OSError: while iterating, a file cannot be written. Nothing of it remains.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -229,7 +229,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     _section: Section | None = state(saved=False)
     _renews = False
-    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration goes on with
+    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration continues with
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             timeout: seconds.
 
         Raises:
-            ValueError: it is no number, or negative.
+            ValueError: it is not a number, or negative.
         """
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
             raise ValueError(f"{type(self).__name__}: timeout must be a number of seconds, but got {timeout!r}")

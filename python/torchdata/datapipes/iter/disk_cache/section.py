@@ -1,4 +1,5 @@
-"""The section between `on_disk_cache` and `end_caching`: which items pass it, who makes them, in what order they come.
+"""The section between `on_disk_cache` and `end_caching`: it determines the items that pass it, the process that
+computes them, and their order.
 
 Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
 its files are there (*ready*), are to be made here (*missing*, with locks on the paths) or are made by another process
@@ -29,7 +30,7 @@ __all__ = ["Section"]
 #: How many items are read and not yielded, before nothing else is done than waiting for another process.
 _AHEAD = 1000
 
-#: How many items in the pipes in between have locks, each of which is an open file. Further ones pass without.
+#: The number of items in the pipes that may have locks. Each lock is an open file. Further ones pass without.
 _LOCKED = 100
 
 
@@ -153,7 +154,7 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Whether the pipes in between have, or may have, something to give."""
+        """Whether the pipes in between have, or may have, further results."""
         return bool(self._handoff or self._flying)
 
     @property
@@ -172,7 +173,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # Its consumer may take its time, or wait for others who want the rest: they make it themselves.
+                # Its consumer may be slow, or wait for other processes that need the remaining files. These processes
+                # compute the files themselves.
                 head.release()
                 return head.ready.popleft()
             if head.kind == "ready":
@@ -210,7 +212,7 @@ class Section:
         """The record that a path was made for.
 
         Raises:
-            RuntimeError: it cannot be told.
+            RuntimeError: the item is not known.
         """
         here, flying = os.path.abspath(path), self._flying
         record = next((record for record in flying if here in record.targets), None)
@@ -270,7 +272,7 @@ class Section:
         record.ready.append(path)
 
     def _finish(self, record: Record) -> None:
-        """Takes in that nothing more comes of a record."""
+        """Records that a record is complete."""
         if record.members:
             self._list_members(record)
         record.kind = "ready"
@@ -297,7 +299,9 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """The pipes in between begin anew, because something is to be made after they were told of nothing more."""
+        """The pipes in between start again, because another file must be computed after they were told that there are
+        no more items.
+        """
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:
@@ -322,7 +326,7 @@ class Section:
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """All that is known, without the locks."""
+        """The data of the record, without the locks."""
         flying, queue = list(self._flying), list(self._queue)  # a thread that reads ahead appends to the queue first
         places = {record: place for place, record in enumerate(queue)}
         return {

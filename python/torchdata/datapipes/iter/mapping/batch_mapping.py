@@ -1,6 +1,6 @@
-"""Pipes that apply a function to batches, or to the items of a batch at once: BatchMapper, BatchAsyncMapper.
+"""Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-Run in whichever process and thread iterates the pipeline. They own what is left of the result of the current batch;
+Run in the process and thread that iterate the pipeline. They own the remaining results of the current batch;
 BatchAsyncMapper also owns the event loop of its iteration (see `_event_loop`).
 """
 
@@ -45,12 +45,12 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         datapipe: the pipe to read.
         fn: a function from a list of items to an iterable, which may have more or fewer members.
         batch_size: items per batch; the last batch may have fewer.
-        input_col: which parts of the items `fn` gets: None for the items themselves; an index or key for a list of
-            this column; a list or tuple of them for a list of lists of these columns.
+        input_col: the parts of the items that `fn` receives: None (the default) for the items themselves; an index or
+            key for a list of this column; a list or tuple of them for a list of lists of these columns.
 
     Raises:
-        TypeError: `fn` is no function, or `batch_size` is no integer; while iterating, `fn` returned something that
-            is not iterable.
+        TypeError: `fn` is not a function, or `batch_size` is not an integer; while iterating, the result of `fn` is not
+            iterable.
         AssertionError: `batch_size` is not positive.
 
     Example:
@@ -99,27 +99,26 @@ def _is_coroutine_function(function: Any) -> bool:
 
 @functional_datapipe("async_map_batches")
 class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
-    """Applies a coroutine function to the items of a batch at once, and yields the results in the items' order.
+    """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 
-    Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It
-    runs in the thread that iterates the pipe, or if that is itself in a running event loop, in another thread; that
-    event loop then stands still while it waits for a batch. If the function raises, its exception arrives as it is, and
-    the other calls of the batch are cancelled.
+    Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. It runs in
+    the thread that iterates the pipe, or in another thread if an event loop already runs in that thread, which then
+    waits. If the function raises, the exception is raised unchanged, and the other calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.
-        async_fn: the function, written with `async def`.
+        async_fn: the function, defined by `async def`.
         batch_size: items per batch; the last batch may have fewer.
-        input_col: which parts of an item `async_fn` gets, as for `map`.
-        output_col: where the result goes, as for `map`.
-        max_concurrency: how many calls run at once, at most.
-        flatten: whether results are yielded one by one, or lists of the results of each batch.
+        input_col: the parts of an item that `async_fn` receives, as for `map`.
+        output_col: where the result is stored, as for `map`.
+        max_concurrency: maximum number of concurrent calls, 32 by default.
+        flatten: whether results are yielded one by one (the default), or as a list for each batch.
 
     Raises:
-        ValueError: `async_fn` is no coroutine function, `max_concurrency` is not positive, or the columns are wrong as
-            for `map`.
+        ValueError: `async_fn` is not a coroutine function, `max_concurrency` is not positive, or the columns are wrong
+            as for `map`.
         AssertionError: `batch_size` is not positive.
-        TypeError: a number is no integer.
+        TypeError: a number is not an integer.
 
     Example:
         >>> import asyncio

@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the
-item that it is unfolding.
+Run in the process that iterates the pipeline. They own only the function; FlatMapper also holds the item that it is
+unfolding.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Mapper(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: the function. Lambdas and local functions are fine, also with worker processes.
-        input_col: which parts of an item `fn` gets: None for the item itself, an index or key, or a list or
-            tuple of them, each of which becomes one argument.
-        output_col: where the result goes, allowed only with `input_col`: an index or key, -1 to append it.
-            None puts it into the first input column and removes the other input columns.
+        fn: the function. Lambdas and local functions also work with worker processes.
+        input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
+            a list or tuple of them, each of which becomes one argument.
+        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. None
+            (the default) replaces the first input column and removes the other input columns.
 
     Raises:
-        TypeError: `fn` is no function.
-        ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given
-            without `input_col`, or it names several columns.
+        TypeError: `fn` is not a function.
+        ValueError: the number of arguments of `fn` differs from the number of input columns, `output_col` is given
+            without `input_col`, or it contains several columns.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -109,21 +109,21 @@ class Mapper(IterDataPipe[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than its items.
+    """Converts every batch to arrays, or to tensors if PyTorch is imported, with one more dimension than its items.
 
     Args:
         datapipe: a pipe of batches.
-        conversion: how to collate: a function of the batch; a dict from column name to function, for batches
-            of dicts (each function gets the list of one column's values) or batches of one data frame (it
-            gets the column; the result is a named tuple); or a list of functions by column, for batches of
-            tuples or lists. Columns that are not named are collated by `default_collate`.
-        collate_fn: a function of the batch; takes precedence over `conversion`.
-        to: "numpy" for arrays and "torch" for tensors, whether PyTorch is loaded or not; for `default_collate` alone.
-            If it is None and PyTorch is loaded, the logger `torchdata` says once, at level INFO, that tensors come.
+        conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
+            (each function receives the list of one column's values) or batches of one data frame (it receives the
+            column, and the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
+            Columns without a function are collated by `default_collate`, which is also the default.
+        collate_fn: a function of the batch, used instead of `conversion`; None by default.
+        to: "numpy" for arrays and "torch" for tensors, whether or not PyTorch is imported; only for `default_collate`.
+            With None (the default), the logger `torchdata` reports once at level INFO that batches are tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
-        ValueError: `to` is another word, or stands beside a function of yours.
+        ValueError: `to` has another value, or is given with your own function.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -185,14 +185,14 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or yields
-            their columns `input_col` one after another (of one column, the members). If it returns something that
-            can only be read once (a generator), restoring calls it again for that item.
-        input_col: which parts of an item `fn` gets, as for `map`.
+        fn: a function from an item (or its columns) to an iterable. None (the default) yields the members of the items
+            themselves, or of their columns `input_col`. If it returns a generator, a resume calls it again for that
+            item.
+        input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:
-        TypeError: `fn` is no function.
-        ValueError: `fn` does not take as many arguments as there are input columns.
+        TypeError: `fn` is not a function.
+        ValueError: the number of arguments of `fn` differs from the number of input columns.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,8 +1,8 @@
-"""Pipes that choose or unfold columns of each item: Flattener, Slicer, Dropper.
+"""Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
-Run in whichever process iterates the pipeline and own nothing but their settings. An item is a tuple or a list, whose
-columns are numbered, or a dict, whose columns are its keys. If an item lacks a column that was asked for, a warning
-says so and the item is passed on without it.
+Run in the process that iterates the pipeline and own only their settings. An item is a tuple or a list, whose columns
+are numbered, or a dict, whose columns are its keys. If an item lacks a requested column, it is yielded without this
+column and with a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Dropper", "Flattener", "Slicer"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Lengths of items for which the columns to keep are remembered.
+#: Number of item lengths for which the columns to keep are cached.
 _LENGTHS = 256
 
 
@@ -111,12 +111,12 @@ class _ItemByItem(IterDataPipe[T_co]):
 
 @functional_datapipe("drop")
 class Dropper(_ItemByItem[T_co]):
-    """Takes columns out of every item.
+    """Removes columns from every item.
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        indices: the column to take out, or a list of columns: indices (from 0; negative ones are not counted from the
-            end), or keys of dicts. A column that an item lacks is warned of.
+        indices: the column to remove, or a list of columns: indices from 0 (negative indices do not count from the
+            end), or keys of dicts. A missing column causes a warning.
 
     Raises:
         TypeError: a column cannot be a key; while iterating, an item cannot have such a column.
@@ -146,15 +146,15 @@ class Slicer(_ItemByItem[T_co]):
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        index: where a slice of each item starts; or the one key to keep of dicts; or a list of the columns to keep,
-            which come in the item's order. A column of a list that an item lacks is warned of, as is a dict without
-            the one key, which is passed on whole.
-        stop: where the slice stops. Not used for dicts and lists of columns.
-        step: the step of the slice. Not used for dicts and lists of columns.
+        index: the start of a slice of each item; or for dicts, the only key to keep; or a list of the columns to keep,
+            in the item's order. A missing column of a list causes a warning, as does a dict without the only key, which
+            is yielded unchanged.
+        stop: the end of the slice; not used for dicts and lists of columns.
+        step: the step of the slice; not used for dicts and lists of columns.
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is no integer, or a column cannot be a key; while iterating, an item cannot have
+        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; while iterating, an item cannot have
             such a column.
 
     Example:
@@ -220,18 +220,18 @@ def _caller_of_constructor() -> int:
 
 @functional_datapipe("flatten")
 class Flattener(_ItemByItem[T_co]):
-    """Puts the members of columns that hold several into the item itself, one level deep.
+    """Replaces columns that contain several members by these members, one level deep.
 
-    Of tuples and lists, the columns that are tuples or lists are flattened; of dicts, those that are dicts. Other
-    columns stay. A key that the item has already is warned of: the pair that would be put there is left out.
+    In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts. Other columns
+    stay. A member with a key that the item already has is left out, with a warning.
 
     Args:
         datapipe: the pipe to read.
-        indices: the column to flatten, or a list of columns; None for all. A column that an item lacks is warned of.
+        indices: the column to flatten, or a list of columns; None (the default) for all. A missing column causes a
+            warning.
 
     Raises:
-        TypeError: a column cannot be a key; while iterating, an item cannot have such a column, or cannot be iterated
-            over.
+        TypeError: a column cannot be a key; while iterating, an item cannot have such a column, or is not iterable.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,6 +1,6 @@
-"""Conversions of one kind of source into another: MapToIterConverter, and the form `to_node`.
+"""Conversions of pipes: MapToIterConverter, and the form `to_node`.
 
-Runs in whichever process iterates the pipeline and owns a position in the indices.
+Runs in the process that iterates the pipeline and owns a position in the indices.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class MapToIterConverter(IterDataPipe[T_co]):
-    """Yields the items of a MapDataPipe, in the order of its indices or of given ones.
+    """Yields the items of a MapDataPipe, in the order of its indices or of given indices.
 
     Functional form of MapDataPipe: `to_iter_datapipe`.
 
     Args:
         datapipe: the MapDataPipe.
-        indices: the indices to read, in order; all from 0 to its length by default.
+        indices: the indices to read, in order; by default all from 0 to the length.
 
     Raises:
-        TypeError: `datapipe` is no MapDataPipe, or has no length and no indices are given.
+        TypeError: `datapipe` is not a MapDataPipe, or has no length and no indices are given.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -73,11 +73,11 @@ def _is_map_pipe(value: Any) -> bool:
 
 
 def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
-    """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
+    """Converts the pipe to a node of `torchdata.nodes`, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
 
     Args:
         datapipe: the last pipe of a graph.
-        seed: seeds the random pipes of the graph in each epoch; None leaves them to themselves.
+        seed: the seed of the graph's random pipes in each epoch; None (the default) does not seed them.
     """
     return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # by its name: nodes stand above the pipes
 

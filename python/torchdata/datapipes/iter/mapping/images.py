@@ -1,7 +1,7 @@
-"""The pipe that decodes images, with a random part of each if it is told to: ImageDecoder.
+"""The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: calls `torchdata.images`. Runs in the process that iterates the pipe. It owns a generator that is seeded anew for
-each image, from the seed of the epoch and the image's number in it: so it has no state of its own to go on from.
+Role: calls `torchdata.images`. Runs in the process that iterates the pipe. It owns a generator that is seeded for each
+image from the seed of the epoch and the image's number, so it has no state.
 """
 
 from __future__ import annotations
@@ -33,34 +33,36 @@ __all__ = ["ImageDecoder"]
 
 @functional_datapipe("decode_image")
 class ImageDecoder(Seeded, IterDataPipe[Any]):
-    """Decodes images: bytes, paths or open files become arrays or tensors, cut and resized as `torchdata.images.decode`
-    does it.
+    """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
+    `torchdata.images.decode`.
 
-    A random part or a mirror image follows from the seed of the epoch, which the loader gives, and from how many images
-    this pipe has yielded in it: so a loader that goes on from a state gives the same pixels. Files are closed.
+    Random crops and flips depend on the seed of the epoch, which the loader sets, and on the number of images that this
+    pipe has yielded in it. A resumed loader therefore yields the same pixels. Files are closed.
 
     Args:
-        datapipe: a pipe of images, or of items that hold one.
-        size: how large each becomes: (height, width), or an integer for a square. None: as large as its crop.
-        crop: the part that is taken before resizing: "random" for one by `torchdata.images.random_resized_crop`;
-            "center" for that of `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width
-            and height that returns a box (left, top, right, bottom), such as `functools.partial(random_resized_crop,
-            scale=(0.35, 1))`; or a box. None: all of it.
-        flip: how probable it is that left and right change places, from 0 to 1.
-        mode: "RGB", "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
-        layout: "HWC" or "CHW": channels last or first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth where that is no smaller than the result.
+        datapipe: a pipe of images, or of items that contain one.
+        size: the size of the result: (height, width), or an integer for a square. None (the default): the size of the
+            crop.
+        crop: the part that is taken before resizing: "random" for `torchdata.images.random_resized_crop`; "center" for
+            `torchdata.images.center_crop`; a function of a generator (a `random.Random`), width and height that returns
+            a box (left, top, right, bottom), such as `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a
+            box. None (the default): the whole image.
+        flip: probability that left and right are exchanged, from 0 (the default) to 1.
+        mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
+        layout: "HWC" (the default) or "CHW": channels last or first.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if that is not smaller than
+            the result.
         resample: the filter, as for `torchdata.images.decode`.
-        exif: whether images are turned upright as EXIF says.
-        truncated: "keep" for images that are cut off as far as they go, in place of an error.
-        as_tensor: whether they become torch tensors.
-        input_col: where in an item the image is: an index or key. None: the item is the image.
-        output_col: where the result goes, as for `map`; None: to where the image was.
+        exif: whether images are rotated according to EXIF.
+        truncated: "keep" returns the available part of truncated images instead of raising an error.
+        as_tensor: whether the results are torch tensors.
+        input_col: the index or key of the image in an item; None (the default): the item is the image.
+        output_col: where the result is stored, as for `map`; None (the default) replaces the image.
 
     Raises:
-        TypeError: an argument is of the wrong type.
-        ValueError: an argument is none of what it may be; while iterating, an image cannot be decoded. A note names
-            the path if an item holds one.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has another value than those above; while iterating, an image cannot be decoded. A note
+            names the path if an item contains one.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -119,7 +121,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         return self.flip > 0 or self.crop == "random" or callable(self.crop)
 
     def reset(self) -> None:
-        """Takes the seed of the iteration, if anything is random."""
+        """Uses the seed of the iteration, if anything is random."""
         super().reset()
         if self._is_random():
             self._take_seed()
@@ -138,7 +140,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
 
 
 class _Decoder:
-    """Decodes one image after another, the next of which has a number."""
+    """Decodes consecutive images, and counts them."""
 
     def __init__(self, request: Request, crop: Any, flip: float, seed: int | None) -> None:
         self.request, self.flip, self.seed, self.number = request, flip, seed, 0

@@ -1,7 +1,6 @@
 """Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder.
 
-Run in whichever process iterates the pipeline. They own nothing but their settings; IndexAdder knows how many items
-it has numbered.
+Run in the process that iterates the pipeline. They own only their settings; IndexAdder counts its items.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ __all__ = ["IndexAdder", "Rows2Columnar"]
 
 @functional_datapipe("rows2columnar")
 class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
-    """Turns batches of rows into dicts of columns.
+    """Converts batches of rows to dicts of columns.
 
     Args:
-        source_datapipe: the pipe to read. Its items are batches; each row of a batch is a dict, or a list (tuple, …)
-            of the columns in order.
-        column_names: a collection of names. Of rows that are dicts, the keys to take (by default all that each row
-            has); of other rows, the names of the columns, in their order.
+        source_datapipe: the pipe to read. Its items are batches; each row of a batch is a dict, or a sequence of the
+            columns in order.
+        column_names: a collection of names. For rows that are dicts, the keys to use (by default all keys of each row);
+            for other rows, the names of the columns in their order.
 
     Raises:
-        TypeError: `column_names` is one string, or no collection.
+        TypeError: `column_names` is a string, or not a collection.
         KeyError: while iterating, a row lacks one of `column_names`.
         IndexError: while iterating, a row has more columns than `column_names`.
 
@@ -54,7 +53,7 @@ class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
         check_hashable("Rows2Columnar", "column_names", self.column_names)
 
     def reads_per_item(self) -> int:
-        """It makes each item of one batch of rows."""
+        """Each item follows from one batch of rows."""
         return 1
 
     def __iter__(self) -> Iterator[dict[Any, list[Any]]]:
@@ -87,17 +86,17 @@ class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
 
 @functional_datapipe("add_index")
 class IndexAdder(IterDataPipe[dict[Any, Any]]):
-    """Numbers the items, which are dicts: puts the number of each, from 0, into it.
+    """Numbers the items, which are dicts: stores the number of each item in it, starting with 0.
 
     The dicts are changed in place, not copied.
 
     Args:
         source_datapipe: the pipe to read, of dicts.
-        index_name: the key under which the number is put; a value that the item has there is replaced.
+        index_name: the key of the number, "index" by default; an existing value is replaced.
 
     Raises:
         TypeError: `index_name` cannot be a key.
-        NotImplementedError: while iterating, an item is no dict.
+        NotImplementedError: while iterating, an item is not a dict.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

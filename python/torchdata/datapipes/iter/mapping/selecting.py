@@ -1,6 +1,6 @@
-"""Pipes that pass on some of their source's items: Filter, Header.
+"""Pipes that yield some of their source's items: Filter, Header.
 
-Run in whichever process iterates the pipeline and own nothing but their settings.
+Run in the process that iterates the pipeline and own only their settings.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Passes on the items for which a function returns True. Streams in the other items are closed.
+    """Yields the items for which a function returns True. Streams in other items are closed.
 
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
-        input_col: which parts of an item `filter_fn` gets: None for the item itself, an index or key, or a
-            list or tuple of them, each of which becomes one argument.
+        input_col: the parts of an item that `filter_fn` receives: None (the default) for the item itself, an index or
+            key, or a list or tuple of them, each of which becomes one argument.
 
     Raises:
-        TypeError: `filter_fn` is no function.
-        ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating,
-            it returned something other than a bool.
+        TypeError: `filter_fn` is not a function.
+        ValueError: the number of arguments of `filter_fn` differs from the number of input columns; while iterating, it
+            returned something other than a bool.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -97,11 +97,11 @@ def _to_bool(keep: Any) -> bool:
 
 @functional_datapipe("header")
 class Header(IterDataPipe[T_co]):
-    """Passes on the first items only.
+    """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe to read. No more items than needed are taken from it.
-        limit: how many items; None for all.
+        source_datapipe: the pipe to read. Only the needed items are read.
+        limit: number of items, 10 by default; None for all.
 
     Raises:
         ValueError: `limit` is negative.

@@ -1,6 +1,6 @@
-"""The pipe that has items skipped which raise: OnError.
+"""The pipe that skips items at which other pipes raise exceptions: OnError.
 
-Runs in whichever process iterates the pipeline. It passes on what its source yields; `_pipe/skipping.py` skips.
+Runs in the process that iterates the pipeline. It yields its source's items; `_pipe/skipping.py` skips.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items at which the pipes before it raise an exception: up to the source, or to the next `on_error`.
+    """Skips items at which the pipes before it raise an exception, up to the source or to the previous `on_error`.
 
-    An item that raises is left out, and counted by the kind of exception and the pipe, which goes on with the next one.
-    That holds for functions of `map`, `filter`, `threadpool_map`, `groupby` and all others, for readers of streams and
-    archives, which leave out the rest of a stream that is broken, and for pipes that cannot take an item. A generator
-    that has raised has ended: exceptions of a pipe of your own that is written as one, and of data that is iterated,
-    are not skipped, and their note says so. Listings of stores, `on_disk_cache` and `fullsync` raise theirs as well.
+    An item that raises is left out and counted by exception type and pipe. This works for functions (`map`, `filter`,
+    `threadpool_map`, `groupby` and all others), for readers of streams and archives, which leave out the rest of a
+    broken stream, and for pipes that cannot use an item.
 
-    `KeyboardInterrupt`, `SystemExit`, `MemoryError` and deaths of processes are never skipped.
+    A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
+    note explains this. Listings of stores, `on_disk_cache` and `fullsync` are not skipped either, nor are
+    `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
-    What was skipped is part of a saved state: a run that goes on from it skips the same, and counts on. At the end of
-    an epoch a `RuntimeWarning` tells the counts; that of a `DataLoader2` tells those of all its workers.
-    `DataLoader2.stats()` tells them at any time.
+    Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
+    epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, those of all workers. `DataLoader2.stats()`
+    returns them at any time.
 
     Args:
         datapipe: the pipe to read.
-        how: "skip".
-        limit: how many items may be skipped in an epoch, in each process; a float is a share of the items of each pipe,
-            judged from its 100th item on and at the end. More are an error with a table. None: any number.
-        log: a file to which each process appends a line of JSON for each skipped item. Its fields are the number of the
-            `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of
-            the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the
-            file, URL or archive member that a reader of this package was reading. Otherwise the key describes the
-            first argument of the function: a path or key, its first member, its `__key__`, or the scalar columns of a
-            row. Later epochs and runs append to the same file. None: no file.
+        how: "skip", the only value.
+        limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
+            each pipe, checked from its 100th item on and at the end. None (the default) for no limit.
+        log: a file to which each process appends a line of JSON for each skipped item; None (the default) for no file.
+            Its fields are the number of the `worker` ("dispatch" for the dispatching process, null for the main
+            process), the `pipe`, the number of the `item` in this pipe and process, the `key`, `error`, `message` and
+            `notes`. The key is the path of the file, URL or archive member that a reader of this package was reading.
+            Otherwise it describes the first argument of the function: a path or key, its first member, its `__key__`,
+            or the scalar columns of a row. Later epochs and runs append to the same file.
 
     Raises:
-        ValueError: `how` is another word, or `limit` negative or a share over 1.
-        TypeError: `limit` is no number.
+        ValueError: `how` has another value, or `limit` is negative or a share over 1.
+        TypeError: `limit` is not a number.
         TooManySkipped: while iterating, more than `limit` items have raised; a `RuntimeError`.
 
     Example:
@@ -62,7 +62,7 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
-    #: A run that goes on may write elsewhere.
+    #: A run that continues may write elsewhere.
     tuning = frozenset({"log"})
     #: See `skipper_of`.
     _skips = True
@@ -87,7 +87,7 @@ class OnError(IterDataPipe[T_co]):
         return chain(iter(self.datapipe), self._end())
 
     def _end(self) -> Iterator[Any]:
-        """Yields nothing: tells what was skipped."""
+        """Yields nothing, and warns about skipped items."""
         skipped = skipping.skipped_of(self)
         is_over = skipping.is_over(self, self.limit, at_the_end=True)
         told = skipping.too_many(self, self.limit) if is_over else None

@@ -1,1 +1,1 @@
-"""Which items come when, how often, together with which, and in which process."""
+"""Pipes that determine the order, repetition, grouping and process of items."""

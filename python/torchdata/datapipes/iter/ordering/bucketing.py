@@ -1,7 +1,7 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-Run in whichever process iterates the pipeline. BucketBatcher is put together from other pipes, which own what it
-holds; MaxTokenBucketizer owns a heap of items and the batch that it is filling.
+Run in the process that iterates the pipeline. BucketBatcher consists of other pipes; MaxTokenBucketizer owns a heap of
+items and an incomplete batch.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``m
 
 @functional_datapipe("bucketbatch")
 class BucketBatcher(IterDataPipe[DataChunk[Any]]):
-    """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the batches in random
-    order.
+    """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches in random order.
 
-    Items are first shuffled (in pools of `batch_size * batch_num * bucket_num` items), unless there is a `sort_key` and
-    one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The
-    items are batched in that order, and with a `sort_key` the batches are shuffled. The constructor returns the last of
-    these pipes; its length is known only if nothing but a buffer shuffles the items.
+    Items are first shuffled in pools of `batch_size * batch_num * bucket_num` items, unless there is a `sort_key` and
+    only one bucket. With a `sort_key`, each bucket of `batch_size * batch_num` items is sorted before it is divided
+    into batches, and the batches are shuffled. The length is known only if the items are shuffled by a buffer.
 
     Args:
         datapipe: the pipe to read.
         batch_size: items per batch; the last batch may have fewer.
-        drop_last: whether to leave out a last batch that is not full.
-        batch_num: number of batches in a bucket.
-        bucket_num: number of buckets in a pool.
+        drop_last: whether a last batch that is not full is left out; False by default.
+        batch_num: number of batches in a bucket, 100 by default.
+        bucket_num: number of buckets in a pool, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. None: items are not sorted.
-        use_in_batch_shuffle: whether to shuffle a pool of items, then `bucket_num` batches, at a time; a buffer of the
-            size of a pool, then of `batch_size * batch_num` batches, shuffles otherwise.
+        use_in_batch_shuffle: whether a whole pool of items, and later `bucket_num` batches, are shuffled at a time.
+            False shuffles by buffers of these sizes.
 
     Raises:
         AssertionError: a number is not positive.
-        TypeError: a number is no integer or `sort_key` is no function; while iterating, `sort_key` returned no list.
+        TypeError: a number is not an integer or `sort_key` is not a function; while iterating, `sort_key` returned no
+            list.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -92,14 +91,14 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
 
 def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> Any:
-    """The items of `pipe`, shuffled within groups, or else by a buffer."""
+    """The items of `pipe`, shuffled within groups, or otherwise by a buffer."""
     if in_batch:
         return pipe.batch(group_size).in_batch_shuffle().unbatch()
     return pipe.shuffle(buffer_size=buffer_size)
 
 
 def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
-    """The bucket as `sort_key` returned it, checked to be a list or made into one."""
+    """The list that `sort_key` returned for the bucket."""
     result = sort_key(bucket)
     if isinstance(result, list):
         return result
@@ -112,9 +111,9 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item as a tuple of one, with the item beside it.
+    """The length of an item as a tuple with one member; the item is an attribute.
 
-    So the heap compares lengths alone, and without calling into Python.
+    This allows the heap to compare lengths without calling Python code.
     """
 
     item: Any
@@ -131,28 +130,29 @@ register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), 
 
 
 def _default_len_fn(token: Any) -> int:
-    """The length of an item if no function gives it."""
+    """The length of an item if no function is given."""
     return len(token)
 
 
 @functional_datapipe("max_token_bucketize")
 class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
-    """Makes batches of items of similar length, each with a limited total length.
+    """Makes batches of items of similar length with a limited total length.
 
-    Items wait in a buffer that gives back the shortest one first; a batch is yielded when the next item would take
-    it over `max_token_count`. The items come out of the buffer in the order in which torchdata 0.9 has them.
+    Items wait in a buffer, from which the shortest is taken first. A batch is yielded when the next item would exceed
+    `max_token_count`. The order is that of torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.
         max_token_count: the largest total length of a batch, in the unit of `len_fn`.
         len_fn: a function from an item to its length; `len` by default.
-        min_len: shorter items are dropped, and the streams in them closed.
-        max_len: longer items likewise; `max_token_count` by default.
-        buffer_size: how many items wait at most.
-        include_padding: whether the items of a batch count as if each was as long as the longest one, as after padding.
+        min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
+        max_len: maximum length; longer items are dropped. `max_token_count` by default.
+        buffer_size: maximum number of items that wait, 1,000 by default.
+        include_padding: whether each item of a batch counts as if it were as long as the longest item, as after
+            padding; False by default.
 
     Raises:
-        TypeError: `len_fn` is no function, a length is no number, or `buffer_size` no integer.
+        TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.
         ValueError: the arguments do not satisfy `0 <= min_len <= max_len <= max_token_count` and `0 < buffer_size`.
 
     Example:

@@ -1,6 +1,6 @@
-"""The pipe that remembers what it yielded: InMemoryCacheHolder.
+"""The pipe that stores its items: InMemoryCacheHolder.
 
-Runs in whichever process iterates the pipeline, and owns the items that it remembers, in each process its own.
+Runs in the process that iterates the pipeline, and owns the stored items of this process.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _MEGABYTE = 1024 * 1024
 
 @functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(IterDataPipe[T_co]):
-    """Remembers its items, so that from the second epoch on what comes before does not run again.
+    """Stores its items in memory, so that the pipes before it run only in the first epoch.
 
-    The first epoch that is read to its end fills the cache; later ones yield the same objects. If the items need
-    more memory than `size`, the first ones are given up: later epochs read that many from the source, and take the
-    rest from the cache. So a source before a cache with a `size` should yield the same items in every epoch.
+    The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
+    than `size`, the first items are dropped: later epochs read these from the source and the remaining ones from the
+    cache. The source should therefore yield the same items in every epoch.
 
-    Every process has a cache of its own. It goes along when the pipe is copied or pickled, and it is filled anew where
-    the pipe's share of the data (`sharding_filter`) is another one then. It is part of the pipe's state, too: a state
-    is as large as the cache.
+    Every process has its own cache, which is copied and pickled with the pipe. It is filled again if the process gets
+    another share of the data (`sharding_filter`). It is also part of the pipe's state, so a state is as large as the
+    cache.
 
     Args:
         source_dp: the pipe to read.
-        size: megabytes (of 2**20 bytes) that the items may need; None for no limit. Arrays, tensors, text, bytes and
-            containers are measured with what is in them; other objects as Python counts them.
+        size: the limit in megabytes (of 2**20 bytes); None (the default) for no limit. Arrays, tensors, text, bytes and
+            containers are measured with their content, other objects by `sys.getsizeof`.
 
     Raises:
-        TypeError: `size` is no number.
+        TypeError: `size` is not a number.
         ValueError: `size` is negative.
 
     Example:
@@ -55,7 +55,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Items of an epoch that come before those of the cache.
+    #: Number of items of an epoch before those of the cache.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
@@ -79,12 +79,12 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self.invalidate_cache()
 
     def invalidate_cache(self) -> None:
-        """Forgets the items: the next epoch reads all from the source."""
+        """Drops the stored items; the next epoch reads all items from the source."""
         self.cache: list[T_co] | None = None
         self._given_up, self._shares = 0, ()
 
     def reset(self) -> None:
-        """Forgets what an unfinished epoch has put together."""
+        """Drops what an incomplete epoch has stored."""
         super().reset()
         self._serving = bool(self.cache) and self._shares == self._current_shares()
 
@@ -96,7 +96,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         )
 
     def __iter__(self) -> Iterator[T_co]:
-        done = token_of(self).yielded  # 0, unless it goes on from a loaded state
+        done = token_of(self).yielded  # 0, unless it resumes from a loaded state
         cached: list[T_co] = self.cache or []
         if self._serving and done >= self._given_up:
             return islice(cached, done - self._given_up, None)
@@ -135,7 +135,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """How many bytes an item needs, with what is in it. An object that appears twice in it counts twice."""
+    """The number of bytes that an item needs, with its content. An object that appears twice counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()
@@ -151,6 +151,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """Bytes of an array or a tensor that its own size may leave out."""
+    """The bytes of an array or tensor that `sys.getsizeof` may leave out."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-Run in whichever process iterates the pipeline. The shufflers own a generator each, and Shuffler a buffer of items;
-Sampler owns the order that its sampler gave.
+Run in the process that iterates the pipeline. Each shuffler owns a generator, Shuffler also a buffer of items, and
+Sampler the order that its sampler returned.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ T = TypeVar("T")
 
 @functional_datapipe("shuffle")
 class Shuffler(Shuffling, IterDataPipe[T_co]):
-    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is yielded.
+    """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which is yielded.
 
-    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the pipe to read.
-        buffer_size: how many items the buffer holds. 1 does not shuffle; as many as there are items shuffles fully.
-        unbatch_level: levels of lists to take away from the items before shuffling, as `unbatch` does.
+        buffer_size: number of items in the buffer, 10,000 by default. A buffer of 1 does not shuffle; a buffer as large
+            as the dataset shuffles completely.
+        unbatch_level: levels of lists that are removed before shuffling, as by `unbatch`; 0 by default.
 
     Raises:
         AssertionError: `buffer_size` is not positive.
@@ -46,7 +47,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
     """
 
     _buffer: list[Any] = state(list, items=True)
-    #: Whether the buffer holds indices in the place of items.
+    #: Whether the buffer holds indices in place of items.
     _unloaded: bool = state(False)
 
     @overload
@@ -126,15 +127,15 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
 
 @functional_datapipe("in_batch_shuffle")
 class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
-    """Shuffles the members of each batch; the order of the batches stays.
+    """Shuffles the members of each batch and keeps the order of the batches.
 
-    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: a pipe of batches: lists or other sequences.
 
     Raises:
-        TypeError: while iterating, an item is no sequence.
+        TypeError: while iterating, an item is not a sequence.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -162,10 +163,10 @@ class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
 
 
 class SequentialSampler:
-    """Samples the indices of a sized source in order.
+    """Yields the indices of a source in order.
 
     Args:
-        data_source: anything that has a length.
+        data_source: an object with a length.
     """
 
     def __init__(self, data_source: Sized) -> None:
@@ -179,14 +180,14 @@ class SequentialSampler:
 
 
 class Sampler(IterDataPipe[Any]):
-    """Yields what a sampler yields for a source, with the samplers of this module: indices.
+    """Yields what a sampler yields for a source; the samplers of this module yield indices.
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class (one of torch's samplers will do) that is made with `data_source=datapipe` and the
-            arguments below, and is iterated.
-        sampler_args: positional arguments for the sampler.
-        sampler_kwargs: named arguments for the sampler.
+        sampler: a class, also one of torch's samplers, that is called with `data_source=datapipe` and the arguments
+            below, and whose instance is iterated.
+        sampler_args: positional arguments of the sampler; None for none.
+        sampler_kwargs: named arguments of the sampler; None for none.
 
     Raises:
         AssertionError: the source has no length.
@@ -229,5 +230,5 @@ class Sampler(IterDataPipe[Any]):
         return length_of(self, self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of the current iteration, of a sampler with a length."""
+        """The order of the current iteration, if the sampler has a length."""
         return {"order": self._order if isinstance(self._order, (range, list)) else None}

@@ -1,7 +1,6 @@
-"""Pipes that turn items into several and mix these: ShuffledFlatMapper.
+"""The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
 
-Runs in whichever process iterates the pipeline. It owns a generator of random numbers, and what is left of the results
-that it mixes: `buffer_size` of them at most.
+Runs in the process that iterates the pipeline. It owns a generator of random numbers and a buffer of results.
 """
 
 from __future__ import annotations
@@ -35,24 +34,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("shuffled_flatmap")
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
-    """Applies a function to every item and mixes the members of its results: each one yielded is the next of a result
-    chosen at random from a buffer.
+    """Applies a function to every item and yields the members of several results in random order.
 
-    Members of one result keep their order; results themselves enter the buffer in the source's order, as others run
-    out. The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+    A buffer holds `buffer_size` results. Each yielded member is the next one of a random result of the buffer, so
+    members of one result keep their order. When a result ends, the next one enters the buffer. The order depends only
+    on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or mixes their
-            columns `input_col` (of one column, its members). If it returns something that makes its members as they
-            are asked for (a generator), restoring calls it again.
-        input_col: which parts of an item `fn` gets, as for `map`.
-        buffer_size: from how many results members are drawn.
+        fn: a function from an item (or its columns) to an iterable. None mixes the members of the items themselves, or
+            of their columns `input_col`. If it returns a generator, a resume calls it again.
+        input_col: the parts of an item that `fn` receives, as for `map`.
+        buffer_size: number of results in the buffer, 100 by default.
 
     Raises:
         AssertionError: `buffer_size` is not positive.
-        TypeError: `fn` is no function.
-        ValueError: `fn` does not take as many arguments as there are input columns.
+        TypeError: `fn` is not a function.
+        ValueError: the number of arguments of `fn` differs from the number of input columns.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -60,15 +58,15 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The rest of the results that are mixed; without shuffling, of the one that is unfolded.
+    #: The remaining members of the results in the buffer; without shuffling, of the result that is unfolded.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The place in the buffer from which the next member is taken while the buffer is full.
+    #: The index in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
     #: The result that was asked for a member last.
     _asked: Parts | None = state(items=True, saved=False)
-    #: The item that was read and waits for a place in the buffer.
+    #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: State of results that were loaded, of which the next iteration makes the buffer.
+    #: The loaded state of results, from which the next iteration fills the buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(
@@ -138,7 +136,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Lets go of a result one of whose members has raised."""
+        """Drops a result one of whose members has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:
@@ -146,7 +144,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """If an iteration is left or breaks, keeps only what the state needs: no open file, no running generator."""
+        """Keeps only what the state needs, without open files and generators, if an iteration is abandoned or fails."""
         try:
             yield
         except BaseException:
@@ -157,7 +155,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             raise
 
     def _below(self, limit: int) -> int:
-        """A random place below `limit`. Draws as random.Random.randint does, in fewer Python frames."""
+        """A random index below `limit`. Draws as `random.Random.randint` does, in fewer Python frames."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:
@@ -174,14 +172,15 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rest of the results in the buffer, the item that waits, the generator, and seeds as of `shuffle`."""
+        """The remaining results in the buffer, the item that waits, the generator, and seeds as for `shuffle`."""
         left = self._restored
         if left is None:
-            # Results without members left keep their places, of which random numbers are drawn.
+            # Results without remaining members stay in the buffer, because random indices are drawn for the whole
+            # buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state over."""
+        """Loads the state."""
         self._load_declared(state_dict)
         self._restored = state_dict["parts"]

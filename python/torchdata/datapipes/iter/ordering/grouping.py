@@ -1,7 +1,7 @@
-"""Pipes that put items into batches or take them out: Batcher, UnBatcher, Grouper.
+"""Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-Run in whichever process iterates the pipeline. Grouper owns a buffer of items whose groups are not complete;
-UnBatcher holds the batch that it is unfolding; a batch under way is never left half-built between two items.
+Run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are not complete, and
+UnBatcher the batch that it is unfolding.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _NOTHING = object()
 
 @functional_datapipe("batch")
 class Batcher(IterDataPipe[T_co]):
-    """Puts consecutive items into batches.
+    """Groups consecutive items into batches.
 
     Args:
         datapipe: the pipe to read.
         batch_size: items per batch; the last batch may have fewer.
-        drop_last: whether to leave out a last batch that is not full.
-        wrapper_class: what each batch is made into; called with a list.
+        drop_last: whether a last batch that is not full is left out; False by default.
+        wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
     Raises:
         AssertionError: `batch_size` is not positive.
-        TypeError: `batch_size` is no integer or `wrapper_class` cannot be called.
+        TypeError: `batch_size` is not an integer or `wrapper_class` cannot be called.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -96,7 +96,7 @@ class Batcher(IterDataPipe[T_co]):
         self.wrapper_class = wrapper_class
 
     def reads_per_item(self) -> int:
-        """The items of a batch."""
+        """The number of items in a batch."""
         return self.batch_size
 
     def __iter__(self) -> Iterator[Any]:
@@ -131,11 +131,11 @@ class Batcher(IterDataPipe[T_co]):
 
 @functional_datapipe("unbatch")
 class UnBatcher(Unfolding, IterDataPipe[Any]):
-    """Takes the members out of batches, that is, out of lists.
+    """Yields the members of batches, which are lists.
 
     Args:
         datapipe: the pipe to read.
-        unbatch_level: how many levels of lists to take away; -1 for all that there are, 0 for none.
+        unbatch_level: number of levels of lists to remove, 1 by default; -1 for all levels, 0 for none.
 
     Raises:
         ValueError: `unbatch_level` is less than -1.
@@ -177,21 +177,22 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
 class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
-    When the buffer of ungrouped items is full, the largest group is yielded if it has at least
-    `guaranteed_group_size` items; if it has fewer, it is dropped or an error is raised. At the end the
-    groups left in the buffer are yielded, however small.
+    When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
+    items; otherwise it is dropped or an error is raised. At the end, the remaining groups are yielded, whatever their
+    size.
 
     Args:
         datapipe: the pipe to read.
         group_key_fn: a function from an item to its (hashable) key.
-        keep_key: whether to yield `(key, group)` instead of the group.
-        buffer_size: how many ungrouped items are held at most; None for no limit.
-        group_size: number of items at which a group is yielded; None for no limit.
-        guaranteed_group_size: the least size of a group yielded because of a full buffer; `group_size` by default.
-        drop_remaining: whether a group that is too small is dropped when the buffer is full.
+        keep_key: whether to yield `(key, group)` instead of the group; False by default.
+        buffer_size: maximum number of ungrouped items, 10,000 by default; None for no limit.
+        group_size: number of items at which a group is yielded; None (the default) for no limit.
+        guaranteed_group_size: minimum size of a group that is yielded because the buffer is full; `group_size` by
+            default.
+        drop_remaining: whether a group that is too small is dropped when the buffer is full; False by default.
 
     Raises:
-        TypeError: `group_key_fn` is no function or a size is no integer.
+        TypeError: `group_key_fn` is not a function or a size is not an integer.
         AssertionError: the sizes do not satisfy `0 < guaranteed_group_size <= group_size <= buffer_size`.
         RuntimeError: while iterating, the buffer is full of groups that are too small and `drop_remaining` is False.
 
@@ -268,7 +269,7 @@ class Grouper(IterDataPipe[Any]):
             yield self._take(next(iter(groups)))
 
     def _may_yield(self, size: int) -> bool:
-        """Whether a group of `size` items is large enough to be yielded because the buffer is full."""
+        """Whether a group of `size` items may be yielded because the buffer is full."""
         if self.guaranteed_group_size is None or size >= self.guaranteed_group_size:
             return True
         if self.drop_remaining:

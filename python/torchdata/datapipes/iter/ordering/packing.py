@@ -1,7 +1,7 @@
-"""The pipe that puts sequences of many lengths into rows of one length: Packer.
+"""The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-Run in whichever process iterates the pipeline. It owns the rows that are not full yet, and the pieces of a sequence
-that have no row yet: they are its state.
+Runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a sequence
+that are not in a row yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Piece = Any
 #: The column that plain sequences become.
 _TOKENS = "input_ids"
 
-#: The columns that a row can be given beside those of its sequences.
+#: The columns that can be added to a row.
 _ADDED = ("position_ids", "cu_seqlens")
 
 #: The padding of columns whose meaning is known: a label that losses ignore, a token that is not attended to.
@@ -39,52 +39,54 @@ _LONG = ("split", "truncate", "drop", "error")
 
 @functional_datapipe("pack")
 class Packer(IterDataPipe[dict[str, Any]]):
-    """Packs sequences of tokens into rows of at most `max_tokens`, and says where each begins.
+    """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence begins.
 
-    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column
-    `"input_ids"`, or a mapping from column to such sequences, all of one length, such as a tokenizer gives:
-    `input_ids`, `labels`, `attention_mask`. A row is a dict of the same columns, each the pieces one after another, as
-    a list, an array or a tensor like those of the items. Two columns are added:
+    An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
+    or a mapping from column to such sequences of equal length, such as the output of a tokenizer: `input_ids`,
+    `labels`, `attention_mask`. A row is a dict of the same columns. Each column contains the sequences one after
+    another, as a list, an array or a tensor like those of the items. Two columns are added:
 
-    - `position_ids` counts from 0 within each piece (int64);
-    - `cu_seqlens` holds the places at which pieces begin, and the end of the last one (int32), as attention over
-      sequences of several lengths takes them. Rows hold different numbers of pieces: to stack rows into batches, leave
-      it out by `add`.
+    - `position_ids` counts from 0 within each sequence (int64).
+    - `cu_seqlens` contains the offset at which each sequence begins, and the end of the last one (int32), as attention
+      over sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out by
+      `add` if you stack rows into batches.
 
-    Padding is the last piece of its row in both.
+    Padding counts as the last sequence of its row in both.
 
-    The method decides which row a sequence goes into:
+    The method chooses the row of a sequence:
 
-    - `"first_fit"`: into the first of `buffer_size` rows that has room for it. If none has, a new row is begun, and if
-      there are too many then, the one with the most tokens is yielded. The order of sequences changes, and little is
-      padded.
-    - `"in_order"`: into the last row. If that has no room, it is yielded and a new one begun.
-    - `"cut"`: into the last row as far as there is room, and the rest into the next ones. All rows but the last are
-      full, and sequences are cut wherever a row ends.
+    - `"first_fit"`: the first of `buffer_size` rows that has room for it. If none has room, a new row is begun. If
+      there are then too many rows, the one with the most tokens is yielded. The order of sequences changes, and little
+      is padded.
+    - `"in_order"`: the last row. If it has no room, it is yielded and a new row is begun.
+    - `"cut"`: the last row as far as there is room, and the next rows for the remaining tokens. All rows except the
+      last are full, and sequences are cut at the end of a row.
 
-    A saved state holds the rows that were not yielded: with `"first_fit"` up to `buffer_size` of them, else one.
+    A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one.
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
         max_tokens: the length of a row.
-        method: `"first_fit"`, `"in_order"` or `"cut"`.
-        long: how a sequence of more than `max_tokens` is treated, except with `"cut"`: `"split"` makes pieces of
-            `max_tokens` and a rest of it, each packed by itself; `"truncate"` keeps the first piece; `"drop"` leaves it
-            out; `"error"` raises.
-        buffer_size: how many rows are open at a time with `"first_fit"`.
-        pad_value: what rows are filled up with to `max_tokens`; None: they stay shorter. A number is for `input_ids`
-            (or the only column), and `labels` are filled up with -100 and `attention_mask` with 0 then; a mapping has
-            numbers by column, which all other columns need.
-        first_value: numbers by column that replace the first token of each piece, such as `{"labels": -100}`: a model
-            that shifts labels by one else learns to tell the first token of a sequence from the end of another.
-        columns: the columns to pack, if mappings have others. None for all.
-        add: which of `"position_ids"` and `"cu_seqlens"` are added. Columns of items with these names are left out.
-        drop_last: whether `"cut"` leaves out a last row that is not full.
+        method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
+        long: what happens to a sequence of more than `max_tokens`, except with `"cut"`: `"split"` (the default) divides
+            it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
+            `"drop"` leaves the sequence out; `"error"` raises.
+        buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
+        pad_value: the value with which rows are filled up to `max_tokens`; None (the default): rows stay shorter. A
+            number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
+            with 0. A mapping contains numbers by column, which all other columns need.
+        first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
+            Otherwise a model that shifts labels by one learns to predict the first token of a sequence from the end of
+            another one.
+        columns: the columns to pack, if mappings have others; None for all.
+        add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
+            these names are left out.
+        drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
 
     Raises:
-        TypeError: a number is no integer, or names are no collection; while iterating, an item is no sequence, or a
-            column is of another kind than before.
-        ValueError: a word or a number is none of those above; while iterating, the columns of an item have several
+        TypeError: a number is not an integer, or names are not a collection; while iterating, an item is not a
+            sequence, or a column changes its type.
+        ValueError: an argument has another value than those above; while iterating, columns of an item have different
             lengths, are missing or have no padding, a sequence has several dimensions, or one is too long and `long` is
             `"error"`.
 
@@ -177,7 +179,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """The pieces of a sequence, of which none is longer than a row, or with `"cut"`, than the room in it."""
+        """The pieces of a sequence. A piece is at most as long as a row, or with `"cut"`, as the room in the row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -223,7 +225,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._begun(piece, size)
 
     def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
-        """Takes a row out that has no more room, and is to be yielded."""
+        """Removes a full row, which is yielded."""
         rows = self._rows
         del rows[next(number for number, other in enumerate(rows) if other is row)]
         return 0, row[1]
@@ -282,27 +284,27 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
 
 class _Lists:
-    """Sequences that become lists."""
+    """Builds rows of lists."""
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
-        """A part of a sequence, in memory of its own."""
+        """A copy of a part of a sequence."""
         return values[start:end]
 
     @staticmethod
     def joined(parts: list[Any], added: int, padding: Any) -> Any:
-        """A new sequence of all parts, and so many numbers of padding behind them."""
+        """A new sequence of all parts, and this many numbers of padding after them."""
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
     def put(values: Any, places: list[int], value: Any) -> None:
-        """Puts a number at some places."""
+        """Stores a number at some indices."""
         for place in places:
             values[place] = value
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """The numbers from 0 on, so many of each."""
+        """The numbers from 0 on, this many of each."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod
@@ -312,7 +314,7 @@ class _Lists:
 
 
 class _Arrays(_Lists):
-    """Sequences that become NumPy arrays."""
+    """Builds rows of NumPy arrays."""
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
@@ -338,7 +340,7 @@ class _Arrays(_Lists):
 
 
 class _Tensors(_Arrays):
-    """Sequences that become tensors."""
+    """Builds rows of tensors."""
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
@@ -367,7 +369,7 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
     """The kind of a sequence.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a sequence.
         ValueError: it has several dimensions, or none.
     """
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
@@ -390,7 +392,7 @@ _KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
 
 
 def _kind_of_class(cls: type) -> type[_Lists] | None:
-    """The kind of sequences of a class; None if it has none."""
+    """The kind of sequences of a class; None if the class is not a sequence."""
     if issubclass(cls, (list, tuple, range)):
         return _Lists
     for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
@@ -403,10 +405,10 @@ def _kind_of_class(cls: type) -> type[_Lists] | None:
 
 
 def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
-    """The one kind of the pieces of a column.
+    """The common kind of the pieces of a column.
 
     Raises:
-        TypeError: they are of several kinds.
+        TypeError: the pieces have different kinds.
     """
     kind = _kind_of(name, parts[0])
     if any(_kind_of(name, part) is not kind for part in parts):
@@ -419,7 +421,7 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
     """The pieces of each column.
 
     Raises:
-        ValueError: one has other columns than the first.
+        ValueError: a piece has other columns than the first one.
     """
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()
@@ -435,7 +437,7 @@ def _size(piece: Piece) -> int:
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
-    """The parts of a piece between bounds."""
+    """The part of a piece between two bounds."""
     for start, end in pairwise(bounds):
         if type(piece) is dict:
             yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}

@@ -1,7 +1,7 @@
-"""Pipes that yield items more than once, or numbered: Cycler, Repeater, Enumerator.
+"""Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator.
 
-Run in whichever process iterates the pipeline. Cycler begins its source anew for each pass; Repeater holds
-the item that it is repeating.
+Run in the process that iterates the pipeline. Cycler starts its source again for each pass; Repeater holds the item
+that it is repeating.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("cycle")
 class Cycler(IterDataPipe[T_co]):
-    """Reads its source again and again.
+    """Reads its source several times.
 
     Args:
         source_datapipe: the pipe to read; each pass is a new iteration of it.
-        count: number of passes; None for ever. Reading for ever ends if a pass gives no item at all.
+        count: number of passes; None (the default) for no limit. Reading without a limit ends if a pass yields no item.
 
     Raises:
         ValueError: `count` is negative.
@@ -79,7 +79,7 @@ class Repeater(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        times: how many times each item is yielded.
+        times: number of times that each item is yielded.
 
     Raises:
         ValueError: `times` is less than 2.
@@ -120,7 +120,7 @@ class Repeater(IterDataPipe[T_co]):
         return self.times * length_of(self, self.source_datapipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """The item that is being repeated, and how often it is still to be yielded."""
+        """The item that is being repeated, and the number of repetitions that remain."""
         left = self._left if self._left else -token_of(self).yielded % self.times
         return {"item": self._item if left else None, "left": left}
 
@@ -131,10 +131,10 @@ class Enumerator(IterDataPipe[tuple[int, T_co]]):
 
     Args:
         source_datapipe: the pipe to read.
-        starting_index: number of the first item.
+        starting_index: number of the first item, 0 by default.
 
     Raises:
-        TypeError: `starting_index` is no integer.
+        TypeError: `starting_index` is not an integer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-Run in whichever process iterates the pipeline; the loader calls `apply_sharding` in each worker before the
-first iteration. They own nothing but their place among the shards.
+Run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
+iteration. The pipes own only their position among the shards.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """The levels at which a pipeline is divided: first among nodes, then among the workers of each.
+    """The levels at which a pipeline is divided: first among ranks, then among the workers of each rank.
 
-    The values are torch's, so that members of either enum are taken for each other.
+    The values are those of torch's enum, so members of both can be compared.
+
+    Example:
+        >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+        >>> IterableWrapper(range(4)).sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
+        ShardingFilter
     """
 
     DEFAULT = 1
@@ -38,24 +43,23 @@ class SHARDING_PRIORITIES(IntEnum):
 
 @functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T_co]):
-    """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
+    """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
 
-    The source is read whole in every process, in an order that must be the same in all of them; a loader compares the
-    orders of its workers, and raises an error if they differ. But items that are read by index are loaded only by the
-    one whose share they are in. So it is if a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set
-    without `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The
-    functions of `map` are then called for the own share alone.
+    Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
+    orders of its workers and raises an error if they differ.
 
-    Items of other shares are passed over, at no cost, if the filter stands right behind an `IterableWrapper` of a
-    range, list, tuple or array, or behind a map pipe that is read by index.
+    Items that are read by index are loaded only by the process whose share they are in. This is the case if a map pipe
+    (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`, is
+    followed only by `shuffle`, `map` and `sharding_filter`. The functions of `map` are then called only for the own
+    share. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
 
-    A source that yields a part of its items if `torch.utils.data.get_worker_info()` tells a worker, such as
-    Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
-    the filter takes its share. Without the filter it reads only its own part, which is cheaper.
+    Some sources yield only a part of their items in a worker, according to `torch.utils.data.get_worker_info()`, such
+    as Hugging Face's `IterableDataset`. Before a filter, they yield all items, so that the items are not divided twice.
+    Without a filter, each worker reads only its own part, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides; None for all.
+        sharding_group_filter: the only level at which this pipe divides; None (the default) for all.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -92,11 +96,11 @@ class ShardingFilter(IterDataPipe[T_co]):
     ) -> None:
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
-        Shares of several groups are combined: nodes (DISTRIBUTED) first, then workers (MULTIPROCESSING).
+        Shares of several groups are combined: ranks (DISTRIBUTED) first, then workers (MULTIPROCESSING).
 
         Raises:
             ValueError: `instance_id` is not in `range(num_of_instances)`, or the group is unknown.
-            RuntimeError: the group DEFAULT meets one of the others.
+            RuntimeError: the group DEFAULT is combined with another group.
         """
         check_int("ShardingFilter", "num_of_instances", num_of_instances, least=1)
         check_int("ShardingFilter", "instance_id", instance_id, least=0)
@@ -134,7 +138,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self
 
     def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
-        """Turns sharding on or off (every process gets all items), from the next iteration on.
+        """Turns sharding on or off, from the next iteration on. Without sharding, every process gets all items.
 
         Returns the pipe itself.
         """
@@ -181,7 +185,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any]) -> Iterator[Any]:
-        """The own share of what an iterator yields."""
+        """This process's share of the items of an iterator."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         witness = witnessing.current
@@ -217,17 +221,17 @@ def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
 
 @functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
-    """Marks all that comes before it as one that must not be replicated.
+    """Makes all pipes before it run once, in a dispatching process.
 
-    With worker processes that part runs once, in a process of its own, and its items are dealt out to the
-    workers in turn. Without them it passes its items on.
+    With worker processes, the dispatching process sends the items to the workers in turn. Without worker processes,
+    this pipe yields its items unchanged.
 
     Args:
-        source_datapipe: the end of the part that runs once.
-        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, which None means, too.
+        source_datapipe: the last pipe that runs once.
+        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which means the same.
 
     Raises:
-        NotImplementedError: `sharding_group_filter` is anything else.
+        NotImplementedError: `sharding_group_filter` has another value.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -250,7 +254,7 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
         self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
 
     def reads_per_item(self) -> int:
-        """It passes on item by item."""
+        """Each item follows from one item of the source."""
         return 1
 
     def __iter__(self) -> Iterator[T_co]:
@@ -260,5 +264,5 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
         return length_of(self, self.source_datapipe)
 
     def is_replicable(self) -> bool:
-        """False: the pipe and all that it reads from run once."""
+        """False, because the pipe and all pipes before it run once."""
         return False

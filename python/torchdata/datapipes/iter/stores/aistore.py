@@ -90,7 +90,7 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
     """Provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
 
     Raises:
-        TypeError: `url` is no str.
+        TypeError: `url` is not a str.
         ValueError: a part is missing.
     """
     provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
@@ -149,21 +149,21 @@ class _OfCluster:
 class AISFileLister(_OfCluster, GivenLength, ListsRoots):
     """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
 
-    The objects of a prefix come in the order of their names. Objects of other providers behind the cluster are listed
-    by their URLs (`aws://bucket/`, `gcp://bucket/`).
+    The objects of a prefix are sorted by name. Objects of other providers behind the cluster are listed by their URLs
+    (`aws://bucket/`, `gcp://bucket/`).
 
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
-        length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
-        timeout: seconds after which a cluster that does not answer is given up.
+        length: the number of objects that `len` returns; -1 (the default): `len` raises TypeError.
+        timeout: seconds after which a silent cluster causes an error.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
-        ImportError: it is too old.
+        ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
-        requests.exceptions.ConnectionError: while iterating, it does not answer.
-        ValueError: while iterating, an item is no such URL.
+        requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
+        ValueError: while iterating, an item is not such a URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -202,7 +202,7 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
+        """The object as a file at its start. Sends a request only if the object was never opened."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
@@ -289,23 +289,23 @@ class _AISObject(RemoteFile[_AISRecipe]):
 class AISFileLoader(_OfCluster, LoadsObjects):
     """Opens objects of an AIStore cluster: yields pairs of URL and stream.
 
-    An object is fetched while it is read, so memory does not grow with its size. The streams can seek. They can be
-    pickled, and so be part of a saved state: the copy opens the same version of the object, and fails to read if there
-    is another one now.
+    An object is fetched while it is read, so its size does not affect the memory. The streams are seekable and can be
+    pickled, so they can be part of a saved state. A resumed stream opens the same version of the object, and raises an
+    error if the object has changed.
 
     Args:
         source_datapipe: yields URLs such as `ais://bucket/name`.
         url: the address of the cluster's proxy.
-        length: accepted for compatibility, without effect: `len` is that of the source, as in torchdata 0.9.
-        timeout: seconds after which a cluster that does not answer is given up.
+        length: has no effect; `len` is that of the source, as in torchdata 0.9.
+        timeout: seconds after which a silent cluster causes an error.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
-        ImportError: it is too old.
+        ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
-        requests.exceptions.ConnectionError: while iterating, it does not answer.
-        OSError: while reading, the cluster ends the answer early, or the object was changed.
-        ValueError: while iterating, an item is no such URL.
+        requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
+        OSError: while reading, the cluster ends the answer early, or the object has changed.
+        ValueError: while iterating, an item is not such a URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

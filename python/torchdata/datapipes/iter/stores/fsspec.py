@@ -40,20 +40,20 @@ def _is_local(fs: Any) -> bool:
 
 @functional_datapipe("list_files_by_fsspec")
 class FSSpecFileLister(ListsFolders):
-    """Yields the URLs of what lies in one or several directories of a file system that fsspec knows.
+    """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    Files and subdirectories come in the order in which the file system lists them, local ones by name. A root that is a
-    file is yielded itself. A yielded URL begins as the root does, by the same protocol and with the same chain:
-    `zip://images::archive.zip` gives `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+    They are yielded in the order in which the file system lists them, local ones sorted by name. A root that is a file
+    is yielded itself. A yielded URL has the same protocol and chain as the root: `zip://images::archive.zip` yields
+    `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
-        masks: shell patterns (`*.jpg`), one or a list, that the path in the file system is to match; empty: all.
+        masks: a shell pattern (`*.jpg`) or a list of patterns for the path in the file system; empty (the default) for
+            all.
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
-            library of a protocol is not.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
         FileNotFoundError: while iterating, a root does not exist.
         ValueError: while iterating, the protocol of a root is unknown.
 
@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """How the names that a listing of `root`, which is `path` in its file system, gives become URLs like the root."""
     links = root.split("::")
-    # The first link with a path of its own is the one that was listed; caches before it have none.
+    # The first link with a path is the one that was listed; caches before it have no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -94,12 +94,14 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-#: What file systems tell of a file that another content would have otherwise, the best first.
+#: Metadata of a file that changes with its content, the most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
 class _FSSpecRecipe:
-    """The recipe of a file that fsspec opens: in the version that was opened first, as far as a file system tells."""
+    """The recipe of a file that fsspec opens, in the version that was opened first, if the file system reports
+    versions.
+    """
 
     # For pickles of an earlier release.
     max_retries = 0
@@ -167,22 +169,21 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    The stream closes its file when it is dropped. It can be pickled, options included, and is opened by its URL again:
-    at its place, if the file system can seek, and with a RuntimeError if that says that the file has changed meanwhile.
+    A stream closes its file when it is deleted. It can be pickled with its options, and is opened again by its URL: at
+    its position if the file system can seek, and with a RuntimeError if the file has changed.
 
     Args:
         source_datapipe: yields URLs or local paths.
-        mode: as of `open`.
+        mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
-        max_retries: how often opening a file is tried again, after a warning and a pause, if it raises an OSError that
-            may pass, as a broken connection or silence may. Reading is left to the file system.
+        max_retries: number of times that opening a file is repeated, after a warning and a pause, if it raises a
+            temporary OSError, such as a broken connection. Reading is not repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
-            library of a protocol is not.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
         OSError: while iterating, a file cannot be opened.
-        ValueError: the mode is none, or while iterating, a protocol is unknown.
+        ValueError: the mode is unknown, or while iterating, a protocol is unknown.
 
     Example:
         >>> from torchdata.datapipes.iter import FSSpecFileLister
@@ -214,21 +215,20 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file appears when all of it is written. Other file systems upload what is written; if that fails,
-    the upload is given up as far as the file system can.
+    A local file appears when it is complete. Other file systems upload the data while it is written. If that fails, the
+    upload is canceled if the file system supports this.
 
     Args:
-        source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.
-        mode: as of `open`; `"w"` and `"wb"` replace files that are there.
-        filepath_fn: makes the URL or local path of the metadata; None: the metadata are the URL.
+        source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
+        mode: the mode of `open`, "w" by default; `"w"` and `"wb"` replace existing files.
+        filepath_fn: a function from the metadata to the URL or local path; None (the default): the metadata is the URL.
         kwargs_for_open: options of the file system's `open`, such as `{"compression": "gzip"}`.
-        kwargs: options of the file system, such as `auto_mkdir=True` for local directories to be made.
+        kwargs: options of the file system, such as `auto_mkdir=True` to create local directories.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
-            library of a protocol is not.
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol.
         OSError: while iterating, a file cannot be written.
-        TypeError: while iterating, the data do not fit the mode.
+        TypeError: while iterating, the data does not fit the mode.
         ValueError: the mode does not write, or while iterating, a protocol is unknown.
 
     Example:

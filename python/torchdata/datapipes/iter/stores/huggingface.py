@@ -1,7 +1,7 @@
-"""The pipe over data sets of the Hugging Face Hub: HuggingFaceHubReader.
+"""The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
 Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has a
-data set object of its own, which owns the connections and files that it reads from. `datasets` is imported where a
+dataset object of its own, which owns the connections and files that it reads from. `datasets` is imported where a
 pipe is built.
 """
 
@@ -21,24 +21,24 @@ __all__ = ["HuggingFaceHubReader"]
 
 
 class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
-    """Yields the rows of a data set of the Hugging Face Hub, each a dict from column to value.
+    """Yields the rows of a dataset of the Hugging Face Hub, each a dict from column to value.
 
-    Rows are streamed: nothing is downloaded ahead, and nothing is kept on disk. A saved state holds the place
-    in the data set, and an iteration goes on from there without reading what lies before. Every worker process yields
-    all rows: divide them by `sharding_filter`.
+    Rows are streamed: nothing is downloaded ahead, and nothing is stored on disk. A saved state contains the position
+    in the dataset, and a resumed run does not read what precedes it. Every worker process yields all rows, so divide
+    them by `sharding_filter`.
 
     Args:
-        dataset: the name of a data set (`"owner/name"`), a folder of files, or the name of a file format, as
-            `datasets.load_dataset` takes it.
+        dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as for
+            `datasets.load_dataset`.
         **config_kwargs: further arguments of `datasets.load_dataset`, such as `split`, `revision`, `data_files` or
-            `token`. `streaming` is True unless it is given; with False, the data set is downloaded as a whole and
-            kept in the cache of `datasets`. Without `split` the data set must have only one.
+            `token`. `streaming` is True by default; with False, the whole dataset is downloaded to the cache of
+            `datasets`. Without `split`, the dataset must have only one split.
 
     Raises:
         ModuleNotFoundError: `datasets` is not installed.
-        TypeError: `dataset` is no string.
-        ValueError: while iterating, the data set has several splits and none was asked for.
-        Exception: while iterating, whatever `datasets` raises if a data set cannot be found, reached or read.
+        TypeError: `dataset` is not a string.
+        ValueError: while iterating, the dataset has several splits and `split` is not given.
+        Exception: while iterating, any error of `datasets` if a dataset cannot be found, reached or read.
 
     Example:
         >>> from torchdata.datapipes.iter import HuggingFaceHubReader
@@ -79,7 +79,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         try:
             yield from rows
         finally:
-            if self._data is data:  # the place alone is kept: the data set may hold files open
+            if self._data is data:  # the place alone is kept: the dataset may hold files open
                 self._loaded, self._data = self.state_dict(), None
 
     def _load(self) -> Any:
@@ -101,14 +101,14 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rows yielded, and for streamed data sets the place in their files."""
+        """The number of yielded rows, and for streamed datasets the position in their files."""
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
         place = self._data.state_dict() if _is_streamed(self._data) else None
         return {"rows": token_of(self).yielded, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on behind the rows that were yielded."""
+        """Makes the next iteration continue after the rows that were yielded."""
         self._load_declared({"loaded": state_dict})
 
 

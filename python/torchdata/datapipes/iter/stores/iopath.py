@@ -65,11 +65,11 @@ class _HasPathManager:
 
         Args:
             handler: an `iopath.common.file_io.PathHandler`.
-            allow_override: whether it may take the place of others that support them, too.
+            allow_override: whether it may replace others that support them, too.
 
         Raises:
             KeyError: another handler supports one of the prefixes, and may not be replaced.
-            TypeError: it is no handler.
+            TypeError: it is not a handler.
         """
         from iopath.common.file_io import PathHandler
 
@@ -80,17 +80,17 @@ class _HasPathManager:
 
 @functional_datapipe("list_files_by_iopath")
 class IoPathFileLister(_HasPathManager, ListsFolders):
-    """Yields the paths of what lies in one or several directories that iopath knows.
+    """Yields the paths of the files and directories in one or several directories, by iopath.
 
-    Files and subdirectories come in the order in which their handler lists them, local ones by name. A root that is a
-    file is yielded itself. Which of local paths, HTTP, OneDrive and S3 can be listed is up to iopath's handlers.
+    They are yielded in the order in which their handler lists them, local ones sorted by name. A root that is a file is
+    yielded itself. The handlers of iopath determine which of local paths, HTTP, OneDrive and S3 can be listed.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
-        masks: shell patterns (`*.jpg`), one or a list, of the names wanted; empty: all.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
+        masks: a shell pattern (`*.jpg`) or a list of patterns for the names; empty (the default) for all.
+        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
-        handler: a path handler for it to use as well.
+        handler: an additional path handler.
 
     Raises:
         ModuleNotFoundError: iopath is not installed (extra `iopath`).
@@ -137,20 +137,20 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    The stream closes its file when it is dropped. It can be pickled, together with the path manager, and is opened
-    again by it.
+    A stream closes its file when it is deleted. It can be pickled, together with the path manager, which opens it
+    again.
 
     Args:
         source_datapipe: yields local paths or URLs.
-        mode: as of `open`.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
+        mode: the mode of `open`, "r" by default.
+        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
-        handler: a path handler for it to use as well.
+        handler: an additional path handler.
 
     Raises:
         ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be opened.
-        ValueError: the mode is none.
+        ValueError: the mode is unknown.
 
     Example:
         >>> from torchdata.datapipes.iter import IoPathFileLister
@@ -171,22 +171,21 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
-    A local file that is there already stays as it is; a new one appears when all of it is written, so several processes
-    may save the same files, and no lock files are left. Directories are made. Files that
-    handlers save elsewhere are replaced.
+    An existing local file stays unchanged. A new one appears when it is complete, so several processes may save the
+    same files, and no lock files remain. Directories are created. Files that handlers save elsewhere are replaced.
 
     Args:
-        source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.
-        mode: as of `open`.
-        filepath_fn: makes the path of the metadata; None: the metadata are the path.
-        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, if boto3
+        source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
+        mode: the mode of `open`, "w" by default.
+        filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
+        pathmgr: an `iopath.PathManager`; None (the default) for a new one for local paths, HTTP, OneDrive and, if boto3
             is installed, S3.
-        handler: a path handler for it to use as well.
+        handler: an additional path handler.
 
     Raises:
         ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be written.
-        TypeError: while iterating, the data do not fit the mode.
+        TypeError: while iterating, the data does not fit the mode.
         ValueError: the mode does not write.
 
     Example:

@@ -53,7 +53,7 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
     """A copy of the options given as `value`, by name; None stands for none.
 
     Raises:
-        TypeError: it is no mapping with names as keys.
+        TypeError: it is not a mapping with names as keys.
     """
     if value is None:
         return {}
@@ -65,8 +65,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
-    Its place is the root that is being listed and the last entry yielded from it; going on lists that root again
-    from there. Subclasses define `_source` and `_entries`.
+    Its position is the root that is being listed, and the last entry that was yielded from it. A resume lists this root
+    again. Subclasses define `_source` and `_entries`.
     """
 
     #: The root that is being listed, and its last entry that was yielded (None: none was).
@@ -78,7 +78,7 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """The entries behind `after` (None: all) under a root: where each stands, and the name to yield."""
+        """The entries after `after` (None: all) under a root, each with its position and the name to yield."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -100,9 +100,9 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """The names behind the one of which `last` tells number and name, numbered; all if `last` is None.
+    """The numbered names after the one in `last`, a number and a name; all names if `last` is None.
 
-    A listing in which the names before have moved is gone on with behind the last name.
+    A listing in which the names before have moved is resumed after the last name.
 
     Raises:
         RuntimeError: the last name is no longer there.

@@ -1,8 +1,8 @@
 """Objects of a store as files: what those of S3 and AIStore share, and the base of the pipes that open them.
 
-Role: the file object under the streams of such a pipe. It lives in the process that reads. An object is opened by one
-request, of which the answer is kept for the first read; a file that is not read when the next one is opened gives its
-connection back, and asks again when it is read. So a buffer full of unread streams owns no connections.
+Role: the file object under the streams of such a pipe. It lives in the process that reads. One request opens an object,
+and its answer is kept for the first read. If the next file is opened before that, the first file returns its
+connection, and sends another request when it is read. So a buffer full of unread streams owns no connections.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives the connection back; there is no reading from then on."""
+        """Returns the connection; the file cannot be read afterwards."""
         if not self.closed:
             self.drop_answer()
         super().close()

@@ -1,4 +1,4 @@
-"""Pipes that read from Amazon S3 and the servers that speak its protocol: S3FileLister, S3FileLoader.
+"""Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
 Role: they run in the process that iterates them, on obstore. The streams that they yield fetch what is read, and own
 no connection in between (see `s3_object.py`); the stores belong to the process (see `s3_client.py`).
@@ -7,6 +7,7 @@ no connection in between (see `s3_object.py`); the stores belong to the process 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from torchdata._optional import require
@@ -16,8 +17,7 @@ from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_masks, check_options, matches
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
-from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Settings, explaining_s3, is_path, split_url
-from torchdata.datapipes.iter.stores.s3_keys import RefusedError, list_keys
+from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Error, S3Settings, explaining_s3, split_url
 from torchdata.datapipes.iter.stores.s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 
@@ -50,16 +50,17 @@ def _settings(
 
 @functional_datapipe("list_files_by_s3")
 class S3FileLister(GivenLength, ListsRoots):
-    """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes.
+    """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix.
 
     The objects of a prefix come in the order of their keys, a page of 1,000 at a time; keys that end in a slash, which
     stand for folders, are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and
     `train-1.tar`. URLs are plain text: nothing in them is percent-encoded.
 
     Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-    `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets), else from the
-    profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Keys may be any
-    text, such as `train//2.tar`; those with a part that is `.` or `..` are an error of `S3FileLoader`.
+    `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets;
+    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`), else, for S3, from the
+    profile `AWS_PROFILE` by boto3, else from the machine's role. Keys with an empty part (`train//2.tar`), a part that
+    is `.` or `..`, or a control character are an error, because obstore cannot name them.
 
     The pipe works in forked workers, too, also if the parent used it before.
 
@@ -67,11 +68,11 @@ class S3FileLister(GivenLength, ListsRoots):
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
         length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
         request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
-        region: the region of the buckets; empty: from the environment.
+        region: the region of S3 buckets; empty: from the environment.
         masks: shell patterns (`*.tar`), one or a list, that the whole URL is to match; empty: all.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's (MinIO, Ceph, R2); empty:
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's (MinIO, Ceph, R2); empty:
             from the environment.
-        config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
+        config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
         max_retries: how often a request is sent again after a fault that may pass.
 
     Raises:
@@ -110,46 +111,16 @@ class S3FileLister(GivenLength, ListsRoots):
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         bucket, prefix = split_url(type(self).__name__, root, needs_key=False)
-        pages = self._all_pages(self._settings.connect(bucket, root), bucket, prefix, after, root)
+        pages = self._pages(*self._settings.connect(bucket, root), prefix, after)
         while True:
             with explaining_s3(self._settings, "list", root):
                 page = next(pages, None)
             if page is None:
                 return
             for key in page:
-                url = f"s3://{bucket}/{key}"
+                url = f"{bucket}/{key}"
                 if matches(url, self.masks):
                     yield key, url
-
-    def _all_pages(
-        self, connection: tuple[Any, Any], bucket: str, prefix: str, after: str | None, root: str
-    ) -> Iterator[list[str]]:
-        """The keys that begin with the prefix, page by page: by obstore as far as it can name all of them."""
-        if self._are_paths(bucket, prefix, after, root):
-            try:
-                for page in self._pages(*connection, prefix, after):
-                    yield page
-                    after = page[-1]
-                return
-            except Exception as error:
-                if type(error).__name__ != "InvalidPathError":
-                    raise
-        for page in list_keys(self._settings, bucket, prefix, after, root):
-            yield [key for key in page if not key.endswith("/")]
-
-    def _are_paths(self, bucket: str, prefix: str, after: str | None, root: str) -> bool:
-        """Whether obstore can be asked for this prefix and place, and refuses keys below that it cannot name.
-
-        It does not refuse a slash at the beginning of a key, but cuts it off. Only a whole bucket has such keys.
-        """
-        if not all(is_path(name) for name in (prefix.removesuffix("/"), after or "") if name):
-            return False
-        if prefix:
-            return prefix != "/"
-        try:
-            return not next(list_keys(self._settings, bucket, "/", after, root, most=1))
-        except RefusedError:  # of a server that takes no signatures in URLs, or no such prefix
-            return True
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
         """The keys that begin with the prefix, page by page.
@@ -160,9 +131,14 @@ class S3FileLister(GivenLength, ListsRoots):
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
+        last = ""
         for page in pages:
             keys = [entry["path"] for entry in page if entry["size"] or not _is_folder(obstore, store, entry["path"])]
-            wanted = [key for key in keys if key.startswith(prefix)]
+            if any(key <= before for before, key in pairwise([last, *keys])):
+                reason = "its keys are not in order, or one begins or ends with a slash, which obstore cuts off"
+                raise S3Error(f"{type(self).__name__} cannot list {folder!r} of {store}: {reason}")
+            last = keys[-1] if keys else last
+            wanted = [key for key in keys if key.startswith(prefix) and key > (after or "")]  # Azure repeats `after`
             if wanted:
                 yield wanted
             if keys and keys[-1] > prefix and not keys[-1].startswith(prefix):
@@ -191,7 +167,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
 
 @functional_datapipe("load_files_by_s3")
 class S3FileLoader(LoadsObjects):
-    """Opens S3 objects: yields pairs of URL and stream.
+    """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
     An object is fetched while it is read, in pieces of at most `buffer_size` bytes of which one is in memory. The
     streams can seek. They can be pickled, and so be part of a saved state: the copy opens the same version of the
@@ -202,15 +178,15 @@ class S3FileLoader(LoadsObjects):
     too, also if the parent used it before.
 
     Args:
-        source_datapipe: yields URLs such as `s3://bucket/key`.
+        source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.
         request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
-        region: the region of the buckets; empty: from the environment.
+        region: the region of S3 buckets; empty: from the environment.
         buffer_size: bytes to ask for at once, at most; None: 16 MiB. The first request of an object and those behind
             a seek ask for less.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several requests at once; None: they are.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not Amazon's; empty: from the
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's; empty: from the
             environment.
-        config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
+        config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
         max_retries: how often a request is sent again after a fault that may pass.
 
     Raises:

@@ -12,16 +12,14 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-from urllib.parse import quote
 
 from torchdata._optional import optional_import
 from torchdata._redacting import redacted, shown
-from torchdata.datapipes.iter.stores.s3_profile import profile_settings
 
 __all__ = [
     "S3Error",
@@ -30,7 +28,6 @@ __all__ = [
     "S3Settings",
     "S3TimeoutError",
     "explaining_s3",
-    "is_path",
     "split_url",
 ]
 
@@ -43,14 +40,25 @@ LONGEST_REQUEST_S = 600
 #: Stores kept per process.
 MOST_STORES = 64
 
-_ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
-#: A query parameter that S3 ignores, as all those that begin with "x-", and the path of which obstore makes its value.
-_IGNORED, _ANY_PATH = "x-path", "any"
-_DOTS = frozenset({".", ".."})
-_NO_NAMES = _DOTS | {""}
+#: By scheme: obstore's class of stores, its setting for the server, and the name of the server that it uses by default.
+_STORES = {
+    "s3": ("S3Store", "endpoint", "Amazon S3"),
+    "gs": ("GCSStore", "base_url", "Google Cloud Storage"),
+    "az": ("AzureStore", "endpoint", "Azure"),
+}
+_ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
+#: If one of these is set, the credentials are not those of a profile.
+_OTHER_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+#: How the names of all variables begin that change stores.
+_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
+_NO_NAMES = frozenset({"", ".", ".."})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: How obstore writes "true".
-_TRUE = ("1", "true", "on", "yes", "y")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -68,11 +76,6 @@ class S3PermissionError(PermissionError, S3Error):
 
 class S3TimeoutError(TimeoutError, S3Error):
     """The server did not answer in time."""
-
-
-def _is_about(setting: str, *subjects: str) -> bool:
-    """Whether the name of one of obstore's settings speaks of a subject."""
-    return any(subject in setting.lower() for subject in subjects)
 
 
 @dataclass(frozen=True)
@@ -100,87 +103,36 @@ class S3Settings:
         """Milliseconds without an answer after which a request has failed."""
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
-    @property
-    def endpoint(self) -> str:
-        """The server's URL, or an empty str for Amazon's."""
+    def endpoint(self, url: str) -> str:
+        """The server that `url` is read from, or an empty str for the provider's own."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
-        return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, _ENDPOINT_VARIABLES)]), "")
+        variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
+        return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
 
-    def connect(self, bucket: str, url: str, target: str = "") -> tuple[Any, Any]:
-        """obstore's functions and a store, both of this process, for reading `url`: the bucket's, or a target's."""
-        return _process.connect(self, bucket, url, target)
+    def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
+        """obstore's functions and the store of a bucket such as `s3://bucket`, both of this process."""
+        return _process.connect(self, bucket, url)
 
-    def reach(self, bucket: str, key: str, url: str) -> tuple[Any, Any, str]:
-        """obstore's functions, a store, and the path in that store at which the object lies.
-
-        Raises:
-            S3Error: the key has a part that is `.` or `..`.
-        """
-        if is_path(key):
-            return *self.connect(bucket, url), key
-        if not _DOTS.isdisjoint(key.split("/")):
-            raise S3Error(
-                f"{self.pipe} cannot read {shown(url)}: the key has a part that is '.' or '..', which is left out of "
-                "every URL before it is sent; copy the object to another key, or leave it out by a mask"
-            )
-        return *self.connect(bucket, url, f"/{quote(key)}?{_IGNORED}="), _ANY_PATH
-
-    def sign(self, bucket: str, query: str, url: str) -> str:
-        """A URL that asks the bucket `query`, and that may be sent within the next minutes."""
-        obstore, _ = self.connect(bucket, url)
-        if self._skips_signature:
-            return f"{self._address(obstore, bucket)}?{query}"
-        store = self.make_store(obstore, bucket, f"?{query}&{_IGNORED}=")
-        signed: str = obstore.sign(store, "GET", _ANY_PATH, timedelta(minutes=5))
-        return signed
-
-    @property
-    def _skips_signature(self) -> bool:
-        given = [value for key, value in self.config.items() if key.lower().removeprefix("aws_") == "skip_signature"]
-        return str((given or [os.environ.get("AWS_SKIP_SIGNATURE")])[-1]).lower() in _TRUE
-
-    def _address(self, obstore: Any, bucket: str) -> str:
-        """The URL of the bucket, as obstore puts it together. Any credentials do for asking."""
-        config = {key: value for key, value in self._config().items() if not _is_about(key, "signature", "access_key")}
-        store = self._new_store(obstore, bucket, {**config, "access_key_id": "any", "secret_access_key": "any"})
-        signed: str = obstore.sign(store, "GET", "", timedelta(minutes=1))
-        return signed.partition("?")[0].rstrip("/")
-
-    def make_store(self, obstore: Any, bucket: str, target: str = "") -> Any:
-        """A new store.
-
-        Args:
-            obstore: obstore's functions.
-            bucket: the bucket.
-            target: what follows the bucket's URL. All paths of the store lead there: obstore appends a path to the URL
-                that it was given, which ends in a query parameter that S3 ignores. So a request can be sent for a key
-                that is no path of obstore's, and be signed with a query of ours.
-        """
-        config = self._config()
-        if target:
-            config = {key: value for key, value in config.items() if not _is_about(key, "virtual_hosted")}
-            address = self._address(obstore, bucket)
-            config |= {"endpoint": address + target, "virtual_hosted_style_request": True}
-        return self._new_store(obstore, bucket, config)
-
-    def _config(self) -> dict[str, Any]:
-        given = {key: value for key, value in self.config.items() if key.lower() not in _ENDPOINT_KEYS}
-        config = {**profile_settings(given), **given}
+    def make_store(self, obstore: Any, bucket: str) -> Any:
+        """A new store."""
+        scheme, _, name = bucket.partition("://")
+        kind, server, _ = _STORES[scheme]
+        endpoint, timeout = self.endpoint(bucket), timedelta(milliseconds=self.timeout_ms)
+        config = {key: value for key, value in self.config.items() if key.lower() not in _ENDPOINT_KEYS}
+        provider = None
+        if scheme == "s3":
+            profile, provider = _profile(config)
+            config = profile | config
         if self.region:
             config["region"] = self.region
-        if self.endpoint:
-            config["endpoint"] = self.endpoint
-        return config
-
-    def _new_store(self, obstore: Any, bucket: str, config: dict[str, Any]) -> Any:
-        timeout = timedelta(milliseconds=self.timeout_ms)
+        if endpoint:
+            config[server] = endpoint
         client = {
             "connect_timeout": timeout,
             "read_timeout": timeout,
             "timeout": timedelta(seconds=LONGEST_REQUEST_S),
+            "allow_http": endpoint.startswith("http://"),
         }
-        if self.endpoint.startswith("http://"):
-            client["allow_http"] = True  # type: ignore[assignment]
         retries = {
             "max_retries": self.max_retries,
             "retry_timeout": (self.max_retries + 1) * timeout,
@@ -190,7 +142,33 @@ class S3Settings:
                 "base": 2,
             },
         }
-        return obstore._store.S3Store(bucket, config=config, client_options=client, retry_config=retries)
+        make = getattr(obstore._store, kind)
+        return make(name, config=config, client_options=client, retry_config=retries, credential_provider=provider)
+
+
+def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The region and the credential provider of the user's profile, as far as `given` and the environment have none.
+
+    boto3 reads the files of the profile, and is imported only if there are some.
+    """
+    files = [
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+    ]
+    keys = {key.lower().removeprefix("aws_") for key in given}
+    needs_keys = not any(map(os.environ.get, _OTHER_CREDENTIALS)) and not {"access_key_id", "skip_signature"} & keys
+    needs_region = "region" not in keys and not os.environ.get("AWS_REGION")
+    if not (needs_keys or needs_region) or not any(os.path.isfile(os.path.expanduser(name)) for name in files):
+        return {}, None
+    try:
+        from boto3 import Session
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return {}, None
+    session = Session()
+    region = {"region": session.region_name} if needs_region and session.region_name else {}
+    has_keys = needs_keys and session.get_credentials() is not None
+    return region, Boto3CredentialProvider(session) if has_keys else None
 
 
 class _Process:
@@ -202,16 +180,15 @@ class _Process:
         self._stores: dict[Any, Any] = {}
         self._lock = threading.Lock()
 
-    def connect(self, settings: S3Settings, bucket: str, url: str, target: str) -> tuple[Any, Any]:
-        """obstore's functions and the store of a bucket, or of what follows the bucket's URL."""
-        environment = tuple(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
+        """obstore's functions and the store of a bucket."""
+        environment = tuple(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
         key = (
             bucket,
-            target,
             settings.timeout_ms,
             settings.max_retries,
             settings.region,
-            settings.endpoint,
+            settings.endpoint_url,
             repr(settings.config),
             environment,
         )
@@ -224,7 +201,7 @@ class _Process:
                 while len(self._stores) >= MOST_STORES:
                     del self._stores[next(iter(self._stores))]
                 with explaining_s3(settings, "connect to", url):
-                    store = settings.make_store(self._obstore, bucket, target)
+                    store = settings.make_store(self._obstore, bucket)
                 self._stores[key] = store
             return self._obstore, store
 
@@ -287,25 +264,27 @@ def _own_copy() -> Any:
 
 
 def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
-    """Bucket and key (or prefix, which may be empty) of `s3://bucket/key`.
+    """Bucket, such as `s3://bucket`, and key (or prefix, which may be empty) of `s3://bucket/key`.
 
     Raises:
         TypeError: `url` is no str.
         ValueError: it is another kind of URL, or lacks a part.
+        S3Error: obstore cannot name the key.
     """
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
-    scheme, separator, rest = url.partition("://")
+    scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
-    if scheme != "s3" or not separator or not bucket or (needs_key and not key):
+    if scheme not in _STORES or not bucket or (needs_key and not key):
         expected = "s3://bucket/key" if needs_key else "s3://bucket or s3://bucket/prefix"
-        raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {shown(url)}")
-    return bucket, key
-
-
-def is_path(key: str) -> bool:
-    """Whether obstore can name the key: no part is empty, `.` or `..`, and no character is a control character."""
-    return _NO_NAMES.isdisjoint(key.split("/")) and not _CONTROL.search(key)
+        raise ValueError(f"{pipe} expects URLs of the form {expected} (or gs://, az://), but got {shown(url)}")
+    parts = (key if needs_key else key.removesuffix("/")).split("/")
+    if key and (not _NO_NAMES.isdisjoint(parts) or _CONTROL.search(key)):
+        raise S3Error(
+            f"{pipe} cannot read {shown(url)}: obstore cannot name keys with an empty part, a part that is '.' or "
+            "'..', or a control character; copy the object to another key"
+        )
+    return f"{scheme}://{bucket}", key
 
 
 _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
@@ -329,7 +308,7 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
     reason = ": ".join(filter(None, found.groups())) if found else whole.partition("\n")[0]
     reason = redacted(reason)
     begin = f"{settings.pipe} cannot {action} {shown(url)}"
-    server = redacted(settings.endpoint or "Amazon S3")
+    server = redacted(settings.endpoint(url) or _STORES[url.partition("://")[0]][2])
     if code == "NoSuchBucket":
         return S3NotFoundError(f"{begin}: {server} has no such bucket; check the URL and the endpoint")
     if kind == "FileNotFoundError":
@@ -337,11 +316,13 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
     if kind == "PreconditionError":
         return S3Error(f"{begin}: the object was changed after it was opened")
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return S3PermissionError(f"{begin}: {reason}; check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
+        return S3PermissionError(
+            f"{begin}: {reason}; check the credentials (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+        )
     if "169.254.169.254" in whole or "Missing AccessKeyId" in whole or "Missing SecretAccessKey" in whole:
         return S3PermissionError(
             f"{begin}: credentials are missing; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or write "
-            "them into ~/.aws/credentials, or for a public bucket set AWS_SKIP_SIGNATURE=true"
+            "them into ~/.aws/credentials (which needs boto3), or for a public bucket set AWS_SKIP_SIGNATURE=true"
         )
     if "timed out" in whole or "TimedOut" in whole:
         return S3TimeoutError(

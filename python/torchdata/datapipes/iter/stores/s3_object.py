@@ -61,16 +61,16 @@ class S3Recipe:
     def get(self, start: int, size: int) -> Any:
         """obstore's answer to the request for `size` bytes from `start` on; None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
-        obstore, store, path = self.settings.reach(bucket, key, self.url)
+        obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
             options: dict[str, Any] = {"range": (start, start + size)}
             if self.version is not None and self.version[0] is not None:
                 options["if_match"] = self.version[0]
             try:
-                return obstore.get(store, path, options=options)
+                return obstore.get(store, key, options=options)
             except Exception as error:
                 # An empty object has no range to send, so servers refuse to send one.
-                if start or " 416 " not in str(error) or obstore.head(store, path)["size"]:
+                if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None
 

@@ -1,4 +1,4 @@
-"""The pipes that read the parts of a table: ArrowReader, and LanceReader, of which a part is a row.
+"""The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
 
 Role: they yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and hold
 one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of that
@@ -33,31 +33,29 @@ __all__ = ["ArrowReader", "LanceReader"]
 class ArrowReader(IterDataPipe[Any]):
     """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows.
 
-    One part, such as a row group of a Parquet file, is in memory at a time. A saved state knows the part and the row in
-    it: an iteration that goes on from it reads that part and those behind it alone. Parts without rows, or of which the
-    filter leaves none, yield nothing.
+    One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the part and the row
+    in it, so a resumed run reads only that part and later ones. Parts without rows yield nothing.
 
     Args:
-        source_datapipe: yields numbers of parts: `ArrowParts(table)` by `to_iter_datapipe` or `shuffle`, and pipes
-            behind it such as `sharding_filter`; or lists of them, as behind `batch`, which are read at once as one
-            part. Any table that `ArrowParts` takes may be given in its place, and is read in order.
-        columns: the columns to read, in this order; None for all.
-        parts: the list of parts whose numbers the source yields; None to find it in the source.
-        rows: whether items are rows, dicts from column to a Python value. Else they are frames.
+        source_datapipe: yields numbers of parts: `ArrowParts(table)` after `to_iter_datapipe` or `shuffle`, and pipes
+            such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part. A
+            table that `ArrowParts` accepts may be given instead, and is read in order.
+        columns: the columns to read, in this order; None (the default) for all.
+        parts: the list of parts whose numbers the source yields; None (the default) finds it in the source.
+        rows: whether items are rows, dicts from column to a Python value. Otherwise they are frames.
         frame_size: rows per frame; the last frame of a part may have fewer. None for one frame per part.
-        library: what frames are made by: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
+        library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
-        writable: whether arrays can be written to. If not, those of numbers without nulls lie over Arrow's memory.
+        writable: whether arrays are writable. If not, arrays of numbers without nulls share Arrow's memory.
         use_threads: whether columns are decoded by several threads.
 
     Raises:
-        TypeError: an argument is of the wrong type, or the source does not come of `ArrowParts`.
+        TypeError: an argument has the wrong type, or the source does not contain `ArrowParts`.
         ValueError: the table lacks a column, or the library is unknown; while iterating, a file lacks a column or has
-            it in another type than the table, or integers have nulls where arrays have no value for them (see
-            `load_parquet_as_df`).
+            another type for it, or a column of integers has nulls (see `load_parquet_as_df`).
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to.
+        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 
     Example:
         >>> import pyarrow
@@ -69,7 +67,7 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state is a row of a part, so that it is gone on from in frames of another size.
+    #: A state is a row of a part, so a resume may use frames of another size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
     #: The part that is read, or the list of them, and how many of its rows were yielded.
@@ -202,24 +200,24 @@ class ArrowReader(IterDataPipe[Any]):
 
 @functional_datapipe("read_lance")
 class LanceReader(ArrowReader):
-    """Reads rows of a Lance dataset by their indices: yields rows, or frames of those that were asked for at once.
+    """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
 
-    It is `ArrowReader` with a part for each row. Where the order of rows is not given from elsewhere, ranges of rows
-    are read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version
-    that it has when the pipe is built; a state that was saved in another one is refused.
+    It is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are read
+    faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that it
+    has when the pipe is built; a state of another version is refused.
 
     Args:
-        source_datapipe: yields indices of rows; or lists of them, as behind `batch`, which are read at once.
-        dataset: a `lance.LanceDataset`, or the path or URI of one.
+        source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.
+        dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
-        rows: likewise.
-        frame_size: likewise; None for one frame per item of the source.
-        library: likewise.
-        dtype: likewise.
-        writable: likewise.
+        rows: as for `ArrowReader`.
+        frame_size: as for `ArrowReader`; None for one frame per item of the source.
+        library: as for `ArrowReader`.
+        dtype: as for `ArrowReader`.
+        writable: as for `ArrowReader`.
 
     Raises:
-        IndexError: while iterating, there is no such row.
+        IndexError: while iterating, a row does not exist.
         Exception: the other errors are those of `ArrowReader`.
 
     Example:

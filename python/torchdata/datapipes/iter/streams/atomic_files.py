@@ -1,4 +1,4 @@
-"""Writing a file so that nobody ever sees a part of it.
+"""Writes a file so that no process ever sees a part of it.
 
 Role: `appearing` is for the pipes that save files: the caller writes a temporary file in the same folder, which is then
 renamed. `write_file` is for on-disk caches, and runs in whichever process and thread ends one: it also checks the
@@ -32,8 +32,8 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: where the file is to appear; a link is followed.
-        replace: whether it takes the place of a file that is there; if not, that one stays as it is.
-        ending: of the name under which to write.
+        replace: whether it replaces a file that is there; if not, that one stays as it is.
+        ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
     try:
@@ -92,7 +92,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
         follow: whether it may be a link.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file; a named pipe holds up nobody.
+        OSError: it cannot be opened, or is not a regular file; a named pipe does not block.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
@@ -103,7 +103,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing, in place of whatever is there: a killed writer's, or a link that somebody planted.
+    """Opens a new file for writing, and replaces an existing one, such as that of a killed writer or a malicious link.
 
     Raises:
         OSError: the file cannot be made.
@@ -119,7 +119,7 @@ def create_anew(path: str, mode: str = "wb") -> Any:
 def write_file(
     path: str, data: Any, mode: str, *, alone: bool, expected: str | None = None, hash_type: str = "sha256"
 ) -> None:
-    """Puts `data` at `path`, whole or not at all, in place of what was there.
+    """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
         path: where to; its folder is made.
@@ -142,7 +142,7 @@ def write_file(
         with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
-            now = time.time_ns()  # not left to the kernel, whose clock for files lags behind by some milliseconds
+            now = time.time_ns()  # not left to the kernel, whose clock for files lags after by some milliseconds
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():

@@ -27,25 +27,25 @@ __all__ = ["RoutedDecoder"]
 
 @functional_datapipe("routed_decode")
 class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
-    """Decodes files: yields pairs of path and what the first handler that knows the file made of its content.
+    """Decodes files: yields pairs of path and the result of the first handler that can decode the content.
 
-    Streams are read whole and closed. Content that no handler knows stays bytes.
+    Streams are read completely and closed. Content that no handler can decode stays bytes.
 
-    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For files from
-    strangers say `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which no argument undoes.
+    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For untrusted
+    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which no argument overrides.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
-        *handlers: functions of a key and content that return None for what they do not decode; the first one has
-            priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`
-            (which, without PyTorch loaded, makes NumPy arrays of images). Those of torch's own module work, too.
-        key_fn: makes of the path the key that handlers get; by default the extension without its dot.
-        allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; other handlers do as they like.
-            None: what the environment says.
+        *handlers: functions of a key and content that return None for content that they cannot decode; the first has
+            priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`,
+            which returns NumPy arrays if PyTorch is not imported. Handlers of torch's own module also work.
+        key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
+        allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
+            handlers. None (the default) uses the environment.
 
     Raises:
-        TypeError: a handler or `key_fn` is no function, or `allow_pickle` no bool; while iterating, an item is no pair
-            or a stream is one of text.
+        TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; while iterating, an item is
+            not a pair, or a stream contains text.
         ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:
@@ -75,10 +75,10 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         self.decoder = Decoder(*chosen, key_fn=key_fn, allow_pickle=allow_pickle)
 
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
-        """Puts handlers before those that there are.
+        """Adds handlers before the existing ones.
 
         Raises:
-            TypeError: a handler is no function.
+            TypeError: a handler is not a function.
         """
         for position, one in enumerate(handler):
             check_callable("RoutedDecoder", f"handler {position}", one)

@@ -33,21 +33,19 @@ _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
 class FileLister(GivenLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
 
-    A directory's own files come first, by name, and then those of its subdirectories, by name; links to
-    directories are not followed. A root that is a file is yielded itself.
+    A directory's own files are sorted by name and come before those of its subdirectories. Links to directories are not
+    followed. A root that is a file is yielded itself.
 
     Args:
-        root: a directory or file, a sequence of them, or a pipe that yields them.
-        masks: shell patterns (`*.jpg`), one or a list, of the file names wanted; empty: all.
-        recursive: whether subdirectories are listed, too.
-        abspath: whether absolute paths are yielded.
-        non_deterministic: whether files come in the order in which the file system has them. A state saved in
-            the middle of a directory then relies on the file system keeping to its order.
-        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
+        root: a directory or file, a sequence of them, or a pipe that yields them; the working directory by default.
+        masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
+        recursive: whether subdirectories are listed; False by default.
+        abspath: whether absolute paths are yielded; False by default.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. A state in the
+            middle of a directory is then valid only if this order does not change.
+        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
 
-    Warns:
-        UserWarning: no file was found: the masks match none, folders are not entered without `recursive`, or there is
-            nothing.
+    Warns: UserWarning: no file was found.
 
     Raises:
         FileNotFoundError: while iterating, a root does not exist.
@@ -182,16 +180,16 @@ class FileLister(GivenLength, IterDataPipe[str]):
 class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
-    The stream closes its file when it is dropped; closing it earlier is up to its reader.
+    A stream closes its file when it is deleted. Its reader may close it earlier.
 
     Args:
         datapipe: yields paths.
-        mode: `"r"`, `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
-        encoding: the encoding of text files; None: that of the locale.
-        length: the number of files, if `len` is to give it; -1: `len` raises TypeError.
+        mode: `"r"` (the default), `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
+        encoding: the encoding of text files; None (the default) for that of the locale.
+        length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
 
     Raises:
-        ValueError: the mode is another one, or an encoding is given for bytes.
+        ValueError: the mode is unknown, or an encoding is given for bytes.
         OSError: while iterating, a file cannot be opened.
 
     Example:
@@ -236,7 +234,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
 
     Args:
         datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        chunk: bytes (characters, for text) per item; None: the whole stream in one item.
+        chunk: bytes (characters, for text) per item; None (the default) for the whole stream.
 
     Raises:
         ValueError: `chunk` is not positive.

@@ -32,29 +32,30 @@ class DataFrameMaker(IterDataPipe[Any]):
     """Makes data frames of consecutive rows.
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
-    frames of one column. Columns have the names in `columns`, else those of the dtype, else those that the rows bring
-    (mappings, named tuples), else the library's: 0, 1, … in pandas, column_0, column_1, … elsewhere.
+    frames of one column. The names of the columns are those in `columns`, otherwise those of the dtype, otherwise those
+    of the rows (mappings, named tuples), otherwise those of the library: 0, 1, … in pandas, column_0, column_1, …
+    elsewhere.
 
     Args:
         source_dp: the pipe of rows.
-        dataframe_size: rows per frame; the last frame may have fewer.
-        dtype: None to let the library find the types; a `pyarrow.Schema`; a mapping from column to a dtype of the
-            library; or one such dtype for all columns.
-        dtype_generator: makes the dtype at the start of each iteration, in the process that iterates; for dtypes that
-            do not pickle. It is used if `dtype` is None.
-        columns: the names of the columns. Mappings must have all of them, and their other keys are left out; without
-            names a frame has the keys of all its rows, and nulls where a row has none.
+        dataframe_size: rows per frame, 1,000 by default; the last frame may have fewer.
+        dtype: None (the default): the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype of
+            the library; or one such dtype for all columns.
+        dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
+            pickled. It is used if `dtype` is None.
+        columns: the names of the columns. Mappings must contain all of them; their other keys are left out. Without
+            names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
-        library: what makes the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars runs threads, so with worker
-            processes it wants the start method spawn or forkserver.
+        library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
+            processes need the start method spawn or forkserver.
 
     Raises:
         AssertionError: `dataframe_size` is not positive.
-        TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
-            type; while iterating, the rows of a frame are not of one kind.
-        ValueError: the library is unknown or does not take the dtype, or the device is another one; while iterating,
+        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
+            type; while iterating, the rows of a frame have different kinds.
+        ValueError: the library is unknown or does not support the dtype, or the device is unknown; while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
-        ModuleNotFoundError: the library is not installed; the message says how to.
+        ModuleNotFoundError: the library is not installed; the message says how to install it.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -100,39 +101,41 @@ class DataFrameMaker(IterDataPipe[Any]):
 class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
-    One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
-    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. An iteration that goes
-    on from it reads the end of the file, where the directory is, and that row group, but none before it.
+    One row group is in memory at a time, so write large files with row groups of ten to a few hundred megabytes. A
+    saved state contains the row group and the row in it. A resumed run reads the end of the file, where the directory
+    is, and that row group, but no earlier one.
 
-    With `library="numpy"` items are dicts from column to array:
+    With `library="numpy"`, items are dicts from column to array:
 
-    - numbers and booleans are arrays of their dtype. A null is NaN in floats. Integers and booleans have nothing for
-      it, so it is an error; `dtype={"column": "float64"}` makes it NaN.
-    - dates, timestamps (in UTC, if they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
-    - lists are arrays of objects, one array per row, made by the same rules. A null is None.
-    - all else, such as strings, bytes, decimals and structs (dicts), are arrays of Python objects. A null is None.
+    - Numbers and booleans become arrays of their dtype. A null becomes NaN in floats, and an error in integers and
+      booleans; `dtype={"column": "float64"}` converts it to NaN.
+    - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
+      NaT.
+    - Lists become arrays of objects, one array per row, by the same rules. A null becomes None.
+    - All other types, such as strings, bytes, decimals and structs (dicts), become arrays of Python objects. A null
+      becomes None.
 
     Args:
-        source_dp: yields paths of Parquet files, or pairs of path and binary stream that can seek. Streams are closed
-            when they are read.
-        dtype: None for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of the library,
-            for those columns that shall have another; or one dtype for all columns.
-        columns: the columns to read, in this order; None for all. Nested ones are named `"parent.child"`.
+        source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Streams are closed when
+            they are read.
+        dtype: None (the default) for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of
+            the library; or one dtype for all columns.
+        columns: the columns to read, in this order; None (the default) for all. Nested ones are named `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
-        library: what the frames are made by: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
-            arrays. Polars runs threads, so with worker processes it wants the start method spawn or forkserver.
-        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None for one item
-            per row group.
+        library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
+            arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None (the default) for
+            one item per row group.
 
     Raises:
-        TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
+        TypeError: `dtype` is a dtype of torcharrow, which is no longer maintained, or another argument has the wrong
             type; while iterating, the source yields neither paths nor pairs.
-        ValueError: the library is unknown or does not take the dtype, the device is another one, or `dataframe_size` is
-            not positive; while iterating, a file is no Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
-            column, or has nulls where arrays have no value for them.
+        ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
+            not positive; while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
+            column, or has nulls that arrays cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to.
+        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
 
     Example:
         >>> import pyarrow, pyarrow.parquet
@@ -145,12 +148,12 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state is a row of the file, so that it is gone on from in frames of another size.
+    #: A state is a row of the file, so a resume may use frames of another size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row in it, behind the last item that was yielded.
+    #: The row group, and the row in it, after the last item that was yielded.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: How many items nobody looks at: their row groups are not read.
+    #: Number of items that are dropped, so that their row groups are not read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -213,7 +216,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         return detached(stream, 0), self._next
 
     def _pass_over(self, count: int) -> None:
-        """Lets the next items be anything: nobody looks at them."""
+        """Drops the next items, so that they need not be read."""
         self._unwanted = 0 if self.dataframe_size else count
 
 

@@ -1,6 +1,6 @@
 """The pipe that parses JSON files: JsonParser.
 
-Role: turns pairs of path and stream into pairs of path and what the stream's JSON text stands for. Runs in the process
+Role: converts pairs of path and stream to pairs of path and the value of the stream's JSON text. Runs in the process
 that iterates it. It closes the streams that it reads.
 """
 
@@ -28,10 +28,10 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         **kwargs: options of `json.loads`: `object_hook`, `parse_float`, `cls`, …
 
     Raises:
-        TypeError: `json.loads` does not know an option.
+        TypeError: `json.loads` does not accept an option.
         json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. Another
-            ValueError: it is nested too deeply.
-        UnicodeDecodeError: while iterating, bytes are no UTF-8, UTF-16 or UTF-32; its reason names the path.
+        ValueError if it is nested too deeply.
+        UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; its reason names the path.
 
     Example:
         >>> import io

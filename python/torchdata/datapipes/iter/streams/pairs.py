@@ -36,7 +36,7 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
 
 
 def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:
-    """`item`, checked to be a pair (of what `members` says).
+    """`item`, after a check that it is a pair (of `members`).
 
     Raises:
         TypeError: it is something else.
@@ -76,14 +76,14 @@ class HoldsStream(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """The items of one stream, going on from `place` (None: from its start).
+        """The items of one stream, resuming from `place` (None: from its start).
 
         An iterator written in C, if there is one, saves a Python frame per item.
         """
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """A stand-in for `stream` and the place in it, as of the last item yielded."""
+        """A stand-in for `stream` and the position in it after the last yielded item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -104,16 +104,16 @@ class HoldsStream(IterDataPipe[T_co]):
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
-        """The items of one pair, from a place on."""
+        """The items of one pair, from a position on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
+        # A new tuple, by which a replaced iterator notices that the pipe holds another pair now.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # A stream that the collector has closed has no place any more.
+            # A stream that the collector has closed has no position.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -145,11 +145,11 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """The pair that is being read, with a stand-in for its stream, and the place in it."""
+        """The pair that is being read, with a stand-in for its stream, and the position in it."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on in the saved pair."""
+        """Makes the next iteration continue in the saved pair."""
         self._load_declared({})
         self._held, self._place = state_dict["pair"], state_dict["place"]

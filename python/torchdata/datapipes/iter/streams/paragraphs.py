@@ -1,6 +1,6 @@
 """Pipes that put lines together: ParagraphAggregator.
 
-Runs in whichever process iterates the pipeline. It owns the lines of the paragraph that is not complete.
+Runs in the process that iterates the pipeline. It owns the lines of the paragraph that is not complete.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _default_line_join(lines: list[Any]) -> Any:
 
 @functional_datapipe("lines_to_paragraphs")
 class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
-    r"""Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file, ends one.
+    r"""Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file, ends a paragraph.
 
     Args:
         source_datapipe: yields pairs of path and line, as `readlines` does.
         joiner: a function from the list of a paragraph's lines to the paragraph; by default they are joined by `\n`.
 
     Raises:
-        TypeError: `joiner` is no function; while iterating, an item is no pair.
+        TypeError: `joiner` is not a function; while iterating, an item is not a pair.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

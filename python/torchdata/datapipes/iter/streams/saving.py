@@ -35,22 +35,22 @@ _DIGITS = {"sha256": 64, "md5": 32}
 
 @functional_datapipe("save_to_disk")
 class Saver(IterDataPipe[str]):
-    """Writes files: yields the path of each when it is complete.
+    """Writes files: yields the path of each file when it is complete.
 
-    A file is written under a temporary name in the same folder and then renamed, so that nobody meets half of it, also
-    not after a crash of this process (which leaves a file `.….part`). Folders that lack are made. An older file of the
-    name is replaced, with its permissions kept; if the path is a link, the file that it leads to. A file that is
-    not regular (a device, a named pipe) is written to directly.
+    A file is written under a temporary name in the same folder and then renamed, so no process sees an incomplete file.
+    A crash of this process leaves a file `.….part`. Missing folders are created. An existing file is replaced, and
+    keeps its permissions; if the path is a link, its target is replaced. A file that is not regular (a device, a named
+    pipe) is written directly.
 
     Args:
         source_datapipe: yields pairs of metadata (a path, if there is no `filepath_fn`) and data: str or bytes.
-        mode: `"w"`, `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
-        filepath_fn: a function from the metadata to the path to write to.
+        mode: `"w"` (the default), `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
+        filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
 
     Raises:
-        ValueError: the mode is another one.
-        TypeError: `filepath_fn` cannot be called; while iterating, the data do not fit the mode.
-        ValueError: while iterating, the path is a URL (`s3://…`) with a part `..`, which would climb out of any folder.
+        ValueError: the mode is unknown.
+        TypeError: `filepath_fn` cannot be called; while iterating, the data does not fit the mode.
+        ValueError: while iterating, the path is a URL (`s3://…`) with a part `..`.
         OSError: while iterating, a file cannot be written.
 
     Example:
@@ -121,21 +121,21 @@ def _write(path: str, mode: str, data: Any) -> None:
 
 @functional_datapipe("check_hash")
 class HashChecker(IterDataPipe[tuple[str, Any]]):
-    """Passes on the files whose hash is the expected one; any other is an error.
+    """Yields the files whose hash is the expected one. Any other hash is an error.
 
-    Streams are read to their end, a chunk at a time, and then rewound.
+    Streams are read to their end in chunks, and then rewound.
 
     Args:
         source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
         hash_dict: the expected hash of each path, in hexadecimal digits.
-        hash_type: `"sha256"` or `"md5"`.
-        rewind: whether a stream is set back to its start, for which it must be able to seek. False: it is passed on
-            as it is, read to its end.
+        hash_type: `"sha256"` (the default) or `"md5"`.
+        rewind: whether a stream is set back to its start, for which it must be seekable; True by default. False yields
+            it at its end.
 
     Raises:
-        ValueError: `hash_type` is another one.
-        TypeError: `hash_dict` is no mapping; while iterating, data or stream hold no bytes.
-        RuntimeError: while iterating, the hash is another one, or none is given for the path.
+        ValueError: `hash_type` is unknown.
+        TypeError: `hash_dict` is not a mapping; while iterating, data or stream do not contain bytes.
+        RuntimeError: while iterating, the hash differs, or there is none for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 
     Example:

@@ -1,6 +1,6 @@
 """Pipes over the names of sharded files: ShardExpander.
 
-Runs in whichever process iterates the pipeline and reads no file. It holds the name that it is expanding.
+Runs in the process that iterates the pipeline and reads no file. It holds the name that it is expanding.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
 
-    `{first..last}` stands for each number from the first to the last. If both are written with equally many digits
-    and the first begins with 0, all are. Of several ranges in a name, the last one changes fastest. Names without a
-    range are passed on, and so is all else that stands in braces.
+    `{first..last}` represents each number from the first to the last. If both have the same number of digits and the
+    first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last one changes
+    fastest. Names without a range are yielded unchanged.
 
     Args:
         source_datapipe: the pipe to read, of names.
 
     Raises:
-        TypeError: while iterating, an item is no string.
-        ValueError: while iterating, a range is not of a smaller and a larger number, or written with zeros in front of
-            the smaller one only.
+        TypeError: while iterating, an item is not a string.
+        ValueError: while iterating, the first number of a range is larger than the last, or only one of them has
+            leading zeros.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

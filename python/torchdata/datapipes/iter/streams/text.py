@@ -1,7 +1,7 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The place in
-a file is an offset if the stream can tell it. Text files cannot while they are iterated: they are read in units of
+Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The position
+in a file is an offset if the stream reports it. Text files cannot while they are iterated: they are read in units of
 whole lines, and the place is the offset of a unit and a number of lines, which a restored pipe skips.
 """
 
@@ -71,7 +71,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """The lines of bytes whose ends can be told only when they are decoded."""
+    """The lines of bytes whose ends are known only after decoding."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -174,7 +174,7 @@ class _Text(HoldsStream[Any]):
         return self.source_datapipe
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """The lines behind `skip_lines`, or behind the place, stripped and decoded by functions in C."""
+        """The lines after `skip_lines`, or after the place, stripped and decoded by functions in C."""
         self._start = _position(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # The bare file object: wrappers iterate at the price of one more frame a line.
@@ -206,13 +206,13 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """The mark of its encoding with which the text of a file may begin, and which is no part of it."""
+        """The byte order mark with which a file may begin, and which does not belong to its text."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
-        """How many lines behind `_start` and `_lines_before` the items yielded so far took."""
+        """How many lines after `_start` and `_lines_before` the items yielded so far took."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -236,13 +236,13 @@ class LineReader(_Text):
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream.
-        strip_newline: whether `\r` and `\n` are taken off both ends of a line.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and line are yielded, or lines alone.
+        skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
+        strip_newline: whether `\r` and `\n` are removed from both ends of a line; True by default.
+        decode: whether lines of bytes are decoded; False by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and line are yielded (the default), or only lines.
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
@@ -281,7 +281,7 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base of the CSV pipes: a reader of Python's `csv` per stream, and errors that name the line."""
+    """The base of the CSV pipes: a reader of Python `csv` per stream, and errors that name the line."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]
@@ -333,18 +333,18 @@ class CSVParser(_CSV):
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and row are yielded, or rows alone.
-        as_tuple: whether rows are tuples.
+        skip_lines: number of lines that are skipped at the start of each stream; 0 by default.
+        decode: whether lines of bytes are decoded; True by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
+        as_tuple: whether rows are tuples; False by default.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
-        TypeError: `csv` does not know an option.
+        TypeError: `csv` does not accept an option.
         csv.Error: while iterating, a row is malformed; the message names path and line.
 
     Example:
@@ -379,21 +379,21 @@ class CSVParser(_CSV):
 
 @functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
-    """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys.
+    """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row.
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
-        skip_lines: lines to leave out at the start of each stream, before the row of field names.
-        decode: whether lines of bytes are decoded.
-        encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
-            out, as in torchdata 0.9, with one warning.
-        return_path: whether pairs of path and row are yielded, or rows alone.
+        skip_lines: number of lines that are skipped at the start of each stream, before the field names; 0 by default.
+        decode: whether lines of bytes are decoded; True by default.
+        encoding: the encoding of lines of bytes; UTF-8 by default.
+        errors: what happens to invalid bytes: `"strict"`, `"replace"`, `"ignore"`, …; None drops them, as in torchdata
+            0.9, with one warning.
+        return_path: whether pairs of path and row are yielded; False, the default, yields only rows.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 
     Raises:
         ValueError: `skip_lines` is negative, or `encoding` or `errors` is unknown.
-        TypeError: `csv` does not know an option.
+        TypeError: `csv` does not accept an option.
         csv.Error: while iterating, a row is malformed; the message names path and line.
 
     Example:

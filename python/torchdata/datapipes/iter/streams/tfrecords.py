@@ -45,28 +45,29 @@ _NUMBERS = "biufc"
 class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
 
-    A feature of floats becomes an array of float32, one of integers an array of int64, one of bytes a list of bytes;
-    with PyTorch loaded, arrays are tensors. A feature list of a SequenceExample becomes a list with one of these per
-    step. Neither TensorFlow nor protobuf is needed.
+    A feature of floats becomes an array of float32, a feature of integers an array of int64, and a feature of bytes a
+    list of bytes; if PyTorch is imported, arrays are tensors. A feature list of a SequenceExample becomes a list with
+    one of these per step. Neither TensorFlow nor protobuf is needed.
 
     Args:
         datapipe: yields pairs of path and binary stream; the streams are closed when they are read. Compressed files
             must be decompressed before.
-        spec: which features are wanted, and how: a dict from name to a pair of shape and dtype. The shape is a tuple in
-            which one length may be -1, or None for the values as they lie in the record; the dtype one of NumPy's or
-            torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps
-            of a feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read.
-            A name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
-        length: the number of records, if `len` is to give it; -1: `len` raises TypeError.
-        verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
-            can be read without.
-        max_length: the most bytes that a record may have; a longer one is refused before it is read. None: what a
-            protocol buffer can have, 2 GiB. The values of a record may take sixty times its length as objects.
+        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple in which one
+            length may be -1, or None for the values as they are in the record. The dtype is one of NumPy or torch, or
+            None for the type of the record and for bytes (which become nested lists). The steps of a feature list are
+            stacked if a dtype is given. None instead of a pair leaves the feature unchanged. A name is first searched
+            in the context of a SequenceExample. Without a spec, all features are read unchanged.
+        length: the number of records that `len` returns; -1 (the default): `len` raises TypeError.
+        verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
+            wrong checksums.
+        max_length: maximum size of a record in bytes, 128 MiB by default; a longer record is refused before it is read.
+            None for the limit of protocol buffers, 2 GiB. The values of a record may need sixty times its size as
+            objects.
 
     Raises:
-        TypeError: `spec` is no dict of pairs, or `length` or `max_length` no integer; while iterating, a stream is one
-            of text.
-        ValueError: a shape or dtype in `spec` is none, or `max_length` is less than 1.
+        TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; while iterating, a
+            stream contains text.
+        ValueError: a shape or dtype in `spec` is invalid, or `max_length` is less than 1.
         RuntimeError: while iterating, a record is damaged or too long, lacks a feature of `spec` or does not fit it;
             the message names path, record (from 0) and byte.
 
@@ -133,7 +134,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # A stream that stands in for itself stands behind what was read ahead.
+        # A stream that is its own stand-in is positioned after the bytes that were read ahead.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 
@@ -147,8 +148,8 @@ def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
     """A copy of `spec`, with tuples as shapes.
 
     Raises:
-        TypeError: it is no dict from str to pairs.
-        ValueError: a shape or a dtype is none.
+        TypeError: it is not a dict from str to pairs.
+        ValueError: a shape or a dtype is invalid.
     """
     if not isinstance(spec, Mapping):
         raise TypeError(f"TFRecordLoader: spec must be a dict from name to (shape, dtype), but got {spec!r}")
@@ -179,7 +180,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """`dtype` as one of torch's or, if that is not loaded, of NumPy's; None for bytes, and if it is None."""
+    """`dtype` as one of torch or, if that is not loaded, of NumPy; None for bytes, and if it is None."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np

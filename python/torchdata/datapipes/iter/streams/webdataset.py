@@ -1,8 +1,8 @@
-"""The pipe that puts the files of an archive together to samples: WebDataset.
+"""The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: files whose paths differ in their extension alone, and that follow one another, are one sample. Runs in the
-process that iterates the pipe. It owns the sample that it is gathering, streams included: that sample is its state.
-When the iteration is abandoned, its streams are closed, and stand-ins that can be opened again take their place.
+Role: consecutive files whose paths differ only in their extension are one sample. Runs in the process that iterates the
+pipe. Its state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed and
+replaced by objects that can be opened again.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ _GENERATION = 1 << 15
 
 @functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
-    """Gathers consecutive files with the same name but for the extension into one dict.
+    """Groups consecutive files whose names differ only in the extension into one dict.
 
-    A path is cut at the first dot of its last part. The part before it is the sample's key, the rest is the file's
-    field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as slashes. Files
-    without an extension are left out, and their streams closed.
+    A path is divided at the first dot of its last part. The first part is the key of the sample, and the second part
+    the file's field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as
+    slashes. Files without an extension are left out, and their streams are closed.
 
     Args:
-        source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or what was decoded of
-            them.
-        strict: whether an archive that was packed wrongly is an error: a field that comes twice in one sample, or files
-            of a sample with others between them (as far as they lie within tens of thousands of samples). A whole
-            sample may come again, if a shard is read several times. False: as in torchdata 0.9, of two files of one
-            field the later one counts, and files that do not follow one another are samples of their own.
+        source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
+        strict: whether a wrongly packed archive is an error (the default): a field that appears twice in a sample, or a
+            sample whose files are not adjacent (within tens of thousands of samples). A complete sample may appear
+            several times. With False, as in torchdata 0.9, the second file of a field replaces the first, and files
+            that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
 
     Raises:
-        TypeError: while iterating, an item is no pair of a path and something else.
-        ValueError: while iterating, with `strict`, a sample has a field twice, or its files do not follow one another.
+        TypeError: while iterating, an item is not a pair of a path and data.
+        ValueError: while iterating with `strict`, a sample has a field twice, or its files are not adjacent.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -114,7 +113,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if the sample is a part of one whose other files came before others."""
+        """Raises ValueError if other files of this sample came earlier, separated by other samples."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

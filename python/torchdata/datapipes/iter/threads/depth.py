@@ -1,7 +1,7 @@
 """How many items a pipe that reads ahead holds ready if that is left to it.
 
-Role: runs in the thread that reads ahead. The queue tells that the source was stopped for want of a place, and that
-later the consumer waited for an item: then items take different times, and more places would even that out.
+Role: runs in the thread that reads ahead. The queue reports that the source had to stop because the queue was full, and
+that later the consumer waited for an item. Items then take different times, and a larger queue would compensate this.
 """
 
 from __future__ import annotations

@@ -25,17 +25,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("pin_memory")
 class PinMemory(_PrefetchBase[T_co]):
-    """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main process.
+    """Copies items to pinned memory in a thread, one item ahead; with workers, in the main process.
 
     Args:
         source_datapipe: the pipe to read.
-        device: the CUDA device that the memory is pinned for; None for the one that is current at the first iteration.
-        pin_memory_fn: called with each item and the device; returns the pinned item.
+        device: the CUDA device for which the memory is pinned; None (the default) for the current device at the first
+            iteration.
+        pin_memory_fn: a function that receives each item and the device, and returns the pinned item.
 
     Raises:
-        TypeError: `pin_memory_fn` is no function.
-        RuntimeError: while iterating, there is no CUDA device (unless `pin_memory_fn` is one of your own).
-        ValueError: while iterating, `device` is no CUDA device (with the same exception).
+        TypeError: `pin_memory_fn` is not a function.
+        RuntimeError: while iterating, there is no CUDA device, unless you pass your own `pin_memory_fn`.
+        ValueError: while iterating, `device` is not a CUDA device, unless you pass your own `pin_memory_fn`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

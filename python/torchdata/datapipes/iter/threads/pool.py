@@ -74,7 +74,7 @@ class Pool:
 
     Args:
         function: what is called with each item.
-        max_workers: most threads; each item submitted starts one until there are so many.
+        max_workers: most threads; each item submitted starts one until there are this many.
         **options: `thread_name_prefix`, `initializer` and `initargs`, as of `concurrent.futures.ThreadPoolExecutor`.
     """
 
@@ -85,7 +85,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source: it comes after the results.
         self.source_error: Exception | None = None
-        #: The hold that the consumer, before it goes on, is to end: that of a state with items that must not change.
+        #: The hold that the consumer, before it continues, is to end: that of a state with items that must not change.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class Pool:
     def entries(self, patience: float) -> list[tuple[str, Any]]:
         """All that was submitted and not taken, as a state holds it; call it while nobody takes or submits.
 
-        If the function may change items, no call is begun before the consumer goes on, so that the items of the
+        If the function may change items, no call is begun before the consumer continues, so that the items of the
         state stay as they are until then, and calls under way are waited for.
 
         Raises:

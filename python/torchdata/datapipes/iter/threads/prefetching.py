@@ -42,7 +42,7 @@ class _PrefetchData(ReadAhead):
         self.depth = Depth() if buffer_size == "auto" else None
         #: The hold of a `pause()` that was not followed by `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was left because nobody will go on, rather than for the next one.
+        #: Whether the iteration was left because nobody will continue, rather than for the next one.
         self.abandoned = False
         self._left = False
         #: Whether there are no more items.
@@ -72,11 +72,11 @@ class _PrefetchData(ReadAhead):
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits until a thread whose queue is closed has let go of the source; whether it has, in so many seconds."""
+        """Waits until a thread whose queue is closed has let go of the source; whether it has, in this many seconds."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """The items that are held ready, and the error behind them."""
+        """The items that are held ready, and the error after them."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -90,7 +90,7 @@ class _PrefetchData(ReadAhead):
         """Lets the thread end after the item that it is at; only the first call tells why.
 
         Args:
-            for_good: whether nobody will go on, rather than begin anew.
+            for_good: whether the iteration cannot continue, but only start again.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
@@ -222,7 +222,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
-        """How far the thread has read, counted from when so many passes were begun; None if there is none.
+        """How far the thread has read, counted from when this many passes were begun; None if there is none.
 
         The thread stands still meanwhile.
         """
@@ -300,7 +300,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def resume(self) -> None:
-        """Goes on reading ahead, unless somebody else has it stand still, too."""
+        """Continues to read ahead, unless another caller has paused the pipe, too."""
         if self._data is not None and not self._data.is_inherited:
             pause, self._data.pause = self._data.pause, None
             if pause is not None:
@@ -381,15 +381,15 @@ def stop_reading(datapipe: Any) -> None:
 
 @functional_datapipe("prefetch")
 class Prefetcher(_PrefetchBase[T_co]):
-    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what comes after.
+    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
-        buffer_size: most items that are held ready. "auto" begins with 2, and takes more if the source takes so
-            different times that one waits for it, as far as memory permits.
+        source_datapipe: the pipe to read. It runs in the thread, with all pipes that it reads from.
+        buffer_size: maximum number of buffered items, 10 by default. "auto" starts with 2, and increases the number if
+            the time per item varies, as far as memory permits.
 
     Raises:
-        TypeError: `buffer_size` is no integer.
+        TypeError: `buffer_size` is not an integer.
         ValueError: `buffer_size` is not positive.
 
     Example:

@@ -1,13 +1,13 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
 Role: stands at the end of the graph in the main process of every rank. A thread reads one item ahead and asks the other
-ranks whether each of them has one, too; the items go on only if all have. The pipe owns the thread and the group of
+ranks whether each of them has one, too; the items continue only if all have. The pipe owns the thread and the group of
 ranks that it talks through.
 
 One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
 data `_ENDED`, a loop that was left `_LEFT`, less means that rank r goes for good (`-(r + 1)`) or raised an exception
 (the number of ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to
-the first in which not all have an item, and in none after it. Items that a loader makes again, to go on from a state,
+the first in which not all have an item, and in none after it. Items that a loader makes again, to resume from a state,
 are not voted on: each rank may have another number of them.
 """
 
@@ -52,7 +52,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Seconds for which the items are counted that a rank leaves out.
 _COUNTING = 2.0
 
-#: Seconds that a shutdown waits for the other ranks to hear of it.
+#: Seconds that a shutdown waits until the other ranks have received it.
 _PARTING = 5.0
 
 
@@ -62,7 +62,7 @@ class _StepData(_PrefetchData):
     Args:
         source: what is read.
         again: how many items are made again, on which the ranks have voted; if negative, how many votes are given again
-            without an item, because this rank has got further than the place from which all go on.
+            without an item, because this rank has got further than the place from which all continue.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -70,7 +70,7 @@ class _StepData(_PrefetchData):
         self.again, self.repeats = max(0, again), max(0, -again)
         #: Held to move an item from `voted_on` to the queue, and to look at both.
         self.lock = threading.Lock()
-        #: The place in the queue of what is voted on, if it has one.
+        #: The slot of the item that is voted on in the queue, if it has one.
         self.slot: int | None = None
         #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
         self.voted_on: Any = _END
@@ -179,7 +179,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """The object that the pipe and the reader of an iteration share: when both are gone, nobody goes on."""
+    """The object that the pipe and the reader of an iteration share: when both are gone, nobody continues."""
 
     __slots__ = ("_data",)
 
@@ -252,29 +252,28 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    A rank that raises or dies makes the others fail within the time-out, with an error that names it; so does one that
-    shuts its loader down, or ends, in the middle of an epoch. One that leaves its loop for the next epoch ends the
-    loops of all as soon as it begins that epoch; until then they wait. `DistributedReadingService` appends the pipe by
-    itself. It reads one item ahead, and stays in the main process when there are workers. Put pipes that read ahead in
-    a thread (`prefetch`, `pin_memory`) before it: behind it they wait for other ranks' items even to be paused, as
-    `limit()` and saving a state do.
+    If a rank raises, exits, or shuts its loader down within an epoch, the other ranks raise an error that names it,
+    within the timeout. If a rank leaves its loop for the next epoch, the loops of all ranks end as soon as it begins
+    that epoch. `DistributedReadingService` appends this pipe automatically. It reads one item ahead, and stays in the
+    main process if there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`) before it. After
+    it, they would wait for other ranks even to be paused, as `limit()` and saving a state do.
 
     Args:
         datapipe: the pipe to read, which every rank has.
-        timeout: seconds that one rank waits for the others at each item.
-        process_group: the ranks to keep in step with: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or
-            an object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None: all
-            ranks of `torch.distributed`. Those of torch talk through connections of the pipe's own that are opened at
-            the first iteration, on all these ranks.
+        timeout: seconds for which a rank waits for the others at each item, 1,800 by default.
+        process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
+            default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
+            first iteration on all these ranks.
 
     Raises:
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
-        TypeError: `process_group` lacks one of its members.
-        RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
-            went in the middle of the epoch.
-        RanksLostError: while iterating, another rank is gone. It is a `ConnectionError` and a `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not come along. It is a `TimeoutError` and a
+        TypeError: `process_group` lacks one of these attributes.
+        RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
+            an error or left in the middle of the epoch.
+        RanksLostError: while iterating, another rank has exited. It is a `ConnectionError` and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not take part in time. It is a `TimeoutError` and a
             `RuntimeError`.
 
     Example:
@@ -360,13 +359,13 @@ class FullSync(_PrefetchBase[T_co]):
         return functools.partial(_fill_in_step, group=self._open_group())
 
     def make_again(self, count: int) -> None:
-        """Lets the next iteration begin with items that are made again, or behind some of them.
+        """Lets the next iteration begin with items that are made again, or after some of them.
 
         Each rank makes other items again, as each has its own latest mark of its pipes. So the ranks do not vote on
-        these items, on which they have voted before, and all go on at the same step.
+        these items, on which they have voted before, and all continue at the same step.
 
         Args:
-            count: how many items there are. If negative, so many of those on which the ranks are going to vote were
+            count: how many items there are. If negative, this many of those on which the ranks are going to vote were
                 yielded by this rank before.
         """
         self._again = count
@@ -401,7 +400,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration, which the other ranks hear of when they come to the same step."""
+        """Ends the iteration. The other ranks receive this at the same step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -420,7 +419,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_untold(self) -> None:
-        """Raises what went wrong with the ranks behind the back of a loop that was left.
+        """Raises what went wrong with the ranks after the back of a loop that was left.
 
         Else the next iteration would wait for the same ranks, as long again.
         """
@@ -444,7 +443,7 @@ class FullSync(_PrefetchBase[T_co]):
         Does not wait for them. If the iteration is over already it does nothing.
 
         Args:
-            for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
+            for_good: whether this rank will not continue, so that the others fail; else their epochs end, too.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

@@ -43,7 +43,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether it gives further items behind an exception; see `_pipe/skipping.py`.
+    #: Whether it gives further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -68,7 +68,7 @@ class _Results(Iterator[Any]):
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
-        """Submits items until so many tasks are under way, or the source ends or fails."""
+        """Submits items until this many tasks are under way, or the source ends or fails."""
         pool = self._pool
         while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
@@ -103,29 +103,28 @@ class _Results(Iterator[Any]):
 
 @functional_datapipe("threadpool_map")
 class ThreadPoolMapper(IterDataPipe[T_co]):
-    """Applies a function to every item, or to columns of it, in several threads. Results come in the source's order.
+    """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
-    Worth it if the function waits (for files, a network) or works without the GIL. An exception that it raises
-    comes in the place of its result; the results after it can still be read. The source is read by the thread that
-    iterates this pipe.
+    Use it if the function waits (for files or a network) or releases the GIL. An exception is raised at the position of
+    its result; you can still read the results after it. The thread that iterates this pipe reads the source.
 
-    A state holds the results that are ready, and the items of which there is no result yet. Saving it waits for calls
-    that are under way with an item that they may be changing; calls for plain items (numbers, strings, bytes) are not
-    waited for, and made again.
+    A state contains the results that are ready, and the items without a result. Saving it waits for running calls,
+    because they may change their items. Calls for numbers, strings and bytes are not awaited, and are repeated after a
+    resume.
 
     Args:
         source_datapipe: the pipe to read.
         fn: the function. It must be safe to call from several threads at once.
-        input_col: which parts of an item `fn` gets, as for `map`.
-        output_col: where the result goes, as for `map`.
-        scheduled_tasks: how many items are with the threads, or their results ready, while the consumer is busy with
-            a result. More than `max_workers` keeps all threads busy although results come in order.
-        max_workers: most threads; by default 4 more than there are processors, and at most 32.
+        input_col: the parts of an item that `fn` receives, as for `map`.
+        output_col: where the result is stored, as for `map`.
+        scheduled_tasks: number of items that the threads work on, or whose results are ready, while a result is used;
+            128 by default. Use more than `max_workers` to keep all threads busy.
+        max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.
 
     Raises:
-        TypeError: `fn` is no function, a number is no integer, or `threadpool_kwargs` has an unknown argument.
+        TypeError: `fn` is not a function, a number is not an integer, or `threadpool_kwargs` has an unknown argument.
         ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are wrong as for `map`.
 
     Example:
@@ -224,7 +223,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Results that are ready, items of which there is no result yet, and the error that comes after them.
+        """Results that are ready, items without a result, and the error after them.
 
         Raises:
             TimeoutError: the function has been busy with one item for `patience` seconds.
@@ -241,7 +240,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # whose functions would go on to draw random numbers
+        self._close_pool()  # whose functions would continue to draw random numbers
         super()._load_lasting_state(lasting)
 
 

@@ -1,1 +1,1 @@
-"""Files behind URLs."""
+"""Files after URLs."""

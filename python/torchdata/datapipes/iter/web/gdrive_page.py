@@ -13,7 +13,7 @@ __all__ = ["Page"]
 
 
 class Page(HTMLParser):
-    """The parts that matter of a page of Google Drive: what it says, and its form for a download."""
+    """The relevant parts of a page of Google Drive: its text, and its form for a download."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -77,34 +77,34 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
 
 @functional_datapipe("read_from_http")
 class HttpReader(_UrlReader):
-    """Opens files behind HTTP URLs: yields pairs of URL and binary stream.
+    """Opens files at HTTP URLs: yields pairs of URL and binary stream.
 
-    A stream reads from the network as it is read, and forward only. Redirects are followed, and compressed transfer is
-    undone (the server is asked not to compress). A body that is shorter than the server announced is an error. A
-    saved state opens a stream again where it stood, by a range request if the server can, and raises if the
-    file has changed meanwhile; such a state holds the settings of the pipe, passwords and tokens included.
+    A stream reads from the network while it is read, and only forward. Redirects are followed, and compressed transfers
+    are decompressed (the server is asked not to compress). A body that is shorter than announced is an error. A resumed
+    run opens a stream again at its position, by a range request if the server supports it, and raises an error if the
+    file has changed. A state contains the settings of the pipe, including passwords and tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.
-        timeout: seconds to connect, and seconds that the server may be silent; or a pair of both. None: 30 s and
-            120 s; `float("inf")`: for ever.
-        skip_on_error: whether URLs that cannot be opened are skipped with a warning. Errors while a stream is read
-            are raised in any case.
-        max_retries: how often a request is sent again after a fault that may pass: no connection, a connection that
-            breaks, silence, or one of the answers 408, 429, 500, 502, 503 and 504. The waits between grow, or are
-            what the server asks for (`Retry-After`, a minute at most). If a body breaks, the rest of the file alone is
-            asked for if the server can, and each byte that comes allows as many retries again. `DataLoader2.stats()`
-            counts them.
+        timeout: seconds to connect, and seconds that the server may be silent; or a pair of both. None (the default):
+            30 s and 120 s; `float("inf")` for no limit.
+        skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
+            stream is read are always raised.
+        max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
+            connection, silence, or one of the answers 408, 429, 500, 502, 503 and 504. The waits between the requests
+            grow, or follow `Retry-After`, up to a minute. If a body breaks, only the remaining part is requested if the
+            server supports it, and each received byte resets the number of retries. `DataLoader2.stats()` counts them.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
     Raises:
         ModuleNotFoundError: `requests` is not installed.
-        TypeError: an option is unknown to `requests`, or `timeout` is no number.
-        ValueError: `timeout` is not positive, or `max_retries` negative; while iterating, an item is no HTTP URL.
-        requests.RequestException: while iterating, a server cannot be reached, is silent, or answers by an error.
-        urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or falls silent.
-        RuntimeError: while reading a stream of a loaded state, or after a break, the file has changed.
+        TypeError: `requests` does not accept an option, or `timeout` is not a number.
+        ValueError: `timeout` is not positive, or `max_retries` is negative; while iterating, an item is not an HTTP
+            URL.
+        requests.RequestException: while iterating, a server cannot be reached, is silent, or answers with an error.
+        urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or is silent.
+        RuntimeError: while reading a stream after a resume or a break, the file has changed.
 
     Example:
         >>> from torchdata.datapipes.iter import HttpReader, IterableWrapper
@@ -146,20 +146,20 @@ class _DriveReader(_UrlReader):
 class GDriveReader(_DriveReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
-    The name is the last part of what the server says, never a path, so it is safe to join to a folder.
-    Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are understood, and the page that asks for a
-    confirmation before a large file is answered. Streams are those of `HttpReader`.
+    The name is the last part of the server's answer and never a path, so it is safe to join it to a folder. Links of
+    the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation page of large
+    files is answered. Streams are those of `HttpReader`.
 
     Args:
         source_datapipe: yields links.
-        timeout: as that of `HttpReader`.
-        skip_on_error: whether links that cannot be opened are skipped with a warning.
-        max_retries: as that of `HttpReader`.
+        timeout: as for `HttpReader`.
+        skip_on_error: whether links that cannot be opened are skipped with a warning; False by default.
+        max_retries: as for `HttpReader`.
         **kwargs: options of `requests.get`.
 
     Raises:
         RuntimeError: while iterating, the file's quota is exceeded, a link leads to a page instead of a file, or the
-            server says no name that a file can have.
+            server returns no valid file name.
         Exception: the other errors are those of `HttpReader`.
 
     Example:
@@ -174,13 +174,13 @@ class GDriveReader(_DriveReader):
 
 @functional_datapipe("read_from_remote")
 class OnlineReader(_DriveReader):
-    """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
+    """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
 
     Args:
         source_datapipe: yields URLs.
-        timeout: as that of `HttpReader`.
-        skip_on_error: whether URLs that cannot be opened are skipped with a warning.
-        max_retries: as that of `HttpReader`.
+        timeout: as for `HttpReader`.
+        skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default.
+        max_retries: as for `HttpReader`.
         **kwargs: options of `requests.get`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Files behind HTTP URLs as streams: reading them, and opening them again where they were left.
+"""Files after HTTP URLs as streams: reading them, and opening them again where they were left.
 
 Role: the streams of HttpReader, GDriveReader and OnlineReader. They live in the process that reads them. A stream owns
-the response that it reads from, and outlives the iteration that made it. Its recipe asks for the rest of the file alone
-(`Range`), or reads and drops what was read before if the server knows no ranges. Whether the file is still
+the response that it reads from, and outlives the iteration that made it. Its recipe requests only the remaining part of
+the file (`Range`), or reads and drops the first part if the server does not support ranges. Whether the file is still
 the same is told by `ETag`, `Last-Modified` and size. RFC 9110, sections 8.8, 13 and 14.
 """
 
@@ -69,7 +69,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """The respect in which the other one is of another content, as far as both servers told."""
+        """The header that shows that the other version has another content, if both servers sent it."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -148,8 +148,8 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # No byte is left in the file: it was read to its end, or is shorter now. By `If-Range` a server says that
-            # it is the same file; otherwise reading it all will tell.
+            # No byte is left in the file: it was read to its end, or is shorter now. With `If-Range`, the server
+            # confirms that the file is the same; otherwise it is compared after reading all of it.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -159,7 +159,7 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of a file behind a URL. Asks for it on the first read, unless it was given a response."""
+    """The bytes of a file after a URL. Asks for it on the first read, unless it was given a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
@@ -284,7 +284,7 @@ def _twin(error: Exception) -> Exception:
 
 
 class HttpStream(io.BufferedReader):
-    """A binary stream of a file behind a URL, as the pipes over HTTP yield it.
+    """A binary stream of a file after a URL, as the pipes over HTTP yield it.
 
     It reads forward. `seekable()` is False, so that archive readers take it for a stream; `seek` still moves forward,
     and before the first read it makes the server begin there. If the connection breaks, the rest of the file is asked

@@ -1,0 +1,19 @@
+"""Tests that calls with wrong arguments raise errors that say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def refuses(*rows: tuple[Callable[[], Any], type[Exception], str]) -> Callable[..., None]:
+    """A test with a case for each row: the call, the type of its error, and a pattern of the message."""
+
+    @pytest.mark.parametrize(("call", "error", "message"), rows)
+    def test(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            call()
+
+    return test
