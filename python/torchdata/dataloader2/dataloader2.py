@@ -210,6 +210,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         collate_fn: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        splits_itself: bool | None = None,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
         """A loader of a data set, with the usual pipeline: order, share, batch, collate.
@@ -218,8 +219,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         whole in each worker, of which each takes its share, so its order must be the same in all workers: one that
         shuffles needs a seed that they share, and different orders are an error. To have one process read it, give
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. An iterable that divides itself among workers, as
-        those of Hugging Face, webdataset, litdata and mosaicml-streaming, is read by each worker in part. But for the
-        latter, items come in the same order, and in the same batches, whatever the number of workers.
+        those of Hugging Face, webdataset, litdata and mosaicml-streaming, is read by each worker in part. All others
+        yield the same items and batches in the same order, whatever the number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers are told the epoch that
         you have set, before each epoch. Set the same epoch before you go on from a state that was saved inside one.
@@ -228,8 +229,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             dataset: what has a length and is read by index, such as PyTorch's `Dataset`; an iterable that can be read
                 again and again; a generator function; or a pipe. One that has a sharding pipe gets no other.
             batch_size: items per batch; None yields single items, uncollated.
-            shuffle: whether each epoch has a random order of its own: of all items by index, or of those of an iterable
-                through the buffer of `shuffle()`.
+            shuffle: whether each epoch has its own random order: of all indices, or of an iterable, as by `shuffle()`.
             num_workers: number of worker processes; 0 reads in this process; "auto" chooses once, by the cores.
             sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
@@ -237,6 +237,8 @@ class DataLoader2(Finalized, Generic[T_co]):
                 loaded, tensors) of batches.
             seed: from which all epochs follow, as by `seed()`.
             reading_service: how the pipeline is run, in the place of `num_workers`.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: if it is
+                of a library that does, or uses `get_worker_info` and `num_workers`; equal items are then an error.
 
         Raises:
             TypeError: `dataset` is none, or another argument is of another kind.
@@ -250,10 +252,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         """
         refuse_arguments(of_torchs_loader, cls.from_dataset, "DataLoader2.from_dataset")
         reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
-        pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
-        if reading_service is None:
-            reading_service = InProcessReadingService()
-        loader = cls(pipe, reading_service=reading_service)
+        pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn, splits_itself)
+        loader = cls(pipe, reading_service=InProcessReadingService() if reading_service is None else reading_service)
         if seed is not None:
             loader.seed(seed)
         return loader

@@ -22,6 +22,7 @@ __all__ = [
     "is_indexed",
     "is_indexed_only",
     "is_iterable_dataset",
+    "is_known_to_split",
     "shuffles_itself",
     "splits_among_ranks",
     "splits_itself",
@@ -92,14 +93,21 @@ def splits_itself(iterable: Any) -> bool:
 
     That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming data sets of litdata and
     mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
-    name `get_worker_info` in its class, or in its generator function.
+    names `get_worker_info` and `num_workers` in its class, or in its generator function. Without the number of workers
+    nothing can be divided: such code needs the seed of the worker, or a file that each worker opens.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         stages = getattr(iterable, "pipeline", ())
         return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
-    return _uses(iterable, frozenset({"get_worker_info"}))
+    return _uses(iterable, frozenset({"get_worker_info"})) and _uses(iterable, frozenset({"num_workers"}))
+
+
+def is_known_to_split(iterable: Any) -> bool:
+    """Whether an iterable that splits itself is of a library that is known for it; else its code was looked at."""
+    known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
+    return any(_instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:

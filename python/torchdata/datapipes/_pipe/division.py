@@ -124,7 +124,7 @@ class Division:
             watch: notes some items of the source; None for no notes.
             has_ended: with a watch, whether the source has ended.
         """
-        if self.is_whole:
+        if self.is_whole and watch is None:
             return source
         beyond = self.given.beyond
         start = max(taken, self.given.first * self.block)
@@ -146,7 +146,7 @@ class Division:
     ) -> Iterator[Any]:
         """The same behind all that was given."""
         shards, shard, block = self.shards, self.shard, self.block
-        if shards == 1:
+        if shards == 1 and watch is None:
             return source
         place = taken - (self.given.first + len(self.given.beyond)) * block
         if passes_over(source):
