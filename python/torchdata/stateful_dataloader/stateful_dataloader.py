@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import check_fits, facts_of
 from torchdata.stateful_dataloader._frozen import copied
@@ -64,7 +65,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: samples of a batch; None for samples as they are.
         shuffle: whether a map-style dataset is read in random order.
-        sampler: gives the indices, in place of `shuffle`.
+        sampler: gives the indices, in place of `shuffle`. A set is sorted, because its order may be another one in each
+            process.
         batch_sampler: gives lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: processes that read; 0 to read in this one.
         collate_fn: makes a batch of a list of samples.
@@ -175,8 +177,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             any_dataset,
             batch_size,
             shuffle,
-            sampler,
-            batch_sampler,
+            in_fixed_order(sampler),
+            in_fixed_order(batch_sampler),
             num_workers,
             collate_fn,
             pin_memory,

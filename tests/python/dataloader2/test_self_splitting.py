@@ -85,9 +85,9 @@ def test_a_data_set_that_asks_for_its_worker_without_dividing_yields_each_item_o
 @pytest.mark.parametrize("items", [1, 3, 30, 2000])
 @pytest.mark.parametrize("shuffles", [False, True])
 def test_workers_that_read_the_same_items_are_an_error_that_names_the_argument(items: int, shuffles: bool) -> None:
-    with DataLoader2.from_dataset(Logging(items, shuffles), batch_size=2, num_workers=2) as loader:
-        with pytest.raises(RuntimeError, match=r"over Logging, so they would come twice.*splits_itself=False"):
-            list(loader)
+    error = pytest.raises(RuntimeError, match=r"over Logging, so they would come twice.*splits_itself=False")
+    with DataLoader2.from_dataset(Logging(items, shuffles), batch_size=2, num_workers=2) as loader, error:
+        list(loader)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -10,11 +10,15 @@ import inspect
 import operator
 import sys
 from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 __all__ = [
+    "UnorderedSet",
     "epoch_of",
+    "has_fixed_order",
     "in_fixed_order",
     "is_built_in",
     "is_coordinated",
@@ -150,16 +154,56 @@ def epoch_of(dataset: Any) -> int | None:
     return None
 
 
-def in_fixed_order(members: set[Any] | frozenset[Any]) -> list[Any] | None:
-    """The members of a set in an order that is the same in each process; None if they have none."""
-    kinds = set(map(type, members))
+def in_fixed_order(iterable: Any) -> Any:
+    """An iterable whose order is the same in each process: the sorted members of a set, anything else as it is.
+
+    Raises:
+        UnorderedSet: a member of the set has no name by which it could be sorted.
+    """
+    if not isinstance(iterable, (set, frozenset)):
+        return iterable
+    kinds = set(map(type, iterable))
     if len(kinds) == 1 and not kinds.isdisjoint((str, bytes, int)):
-        return sorted(members)
-    return sorted(members, key=repr) if all(map(_is_plain, members)) else None
+        return sorted(iterable)
+    return sorted(iterable, key=_name_of_member)
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+def has_fixed_order(iterable: Any) -> bool:
+    """Whether the order of an iterable is the same in each process, as far as it is that of a set."""
+    try:
+        in_fixed_order(iterable)
+    except UnorderedSet:
+        return False
+    return True
+
+
+class UnorderedSet(TypeError):
+    """A set has members that no name sorts, so that its order would be another one in each process."""
+
+
+def _name_of_member(member: Any) -> str:
+    """A name of a member of a set, which is the same in each process, and which no unequal member has.
+
+    Raises:
+        UnorderedSet: it has none.
+    """
+    kind = type(member)
+    if kind in _PLAIN:
+        return repr(member)
+    if kind is tuple:
+        return f"({', '.join(map(_name_of_member, member))})"
+    if kind is frozenset:
+        return f"{{{', '.join(sorted(map(_name_of_member, member)))}}}"
+    whose = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(member, PurePath):
+        return f"{whose}({str(member)!r})"
+    if isinstance(member, Enum):
+        return f"{whose}.{member.name}" if member.name else f"{whose}({member.value!r})"
+    raise UnorderedSet(
+        f"a set has a member of type {kind.__name__}, so its order may be another one in each process, and a state or "
+        "another process would continue with other items; give a list, or a set of strings, numbers, paths, Enum "
+        "members, or tuples and frozensets of these"
+    )
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
