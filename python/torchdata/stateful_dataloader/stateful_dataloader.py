@@ -103,9 +103,9 @@ class StatefulDataLoader(DataLoader[T_co]):
             the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
-        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `worker`
-            (its number, or null), `dataset` (its class), `index`, `error`, `message` and `notes`. The index of a
-            stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
+        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `epoch` (of
+            this loader, from 0), `worker` (its number, or null), `dataset` (its class), `index`, `error`, `message` and
+            `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
             where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
@@ -198,6 +198,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
+        #: How many epochs were begun, for the log.
+        self._epochs_begun = 0
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:

@@ -162,6 +162,7 @@ class EpochRunner:
             begin = self._begin_pass
 
     def _begin_epoch(self, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption) -> Iterator[Any]:
+        self.program.epoch = self.epoch - 1
         self.program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(self.program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item

@@ -256,6 +256,7 @@ class GraphProgram(EpochProgram):
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
         """Seeds the graph, and lets the reset functions change it."""
         self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
+        skipping_items.epoch = self.epoch
         stop_reading(self.datapipe)
         if self._successor is not None:
             self.datapipe, self._successor = self._successor, None
