@@ -105,8 +105,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
         error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (its class), `index`, `error`, `message` and
-            `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
-            where the dataset was given a state inside an epoch. None: no file.
+            `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at,
+            counted from 0, or null where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
