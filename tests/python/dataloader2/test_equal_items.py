@@ -1,4 +1,4 @@
-"""What a worker computes again is compared with what it was by value, whatever else refers to the objects."""
+"""Items that a worker recomputes are compared with the originals by value, not by their reference counts."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def in_fixed_order(iterable: Any) -> Any:
     """An iterable whose order is the same in each process: the sorted members of a set, anything else as it is.
 
     Raises:
-        UnorderedSet: a member of the set has no name by which it could be sorted.
+        UnorderedSet: a member of the set has a type without a stable name, so the set cannot be sorted.
     """
     if not isinstance(iterable, (set, frozenset)):
         return iterable

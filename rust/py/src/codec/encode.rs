@@ -149,9 +149,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Refers to a string of `len` characters or bytes, or the like, that is in the item already. Any other long one is
-    /// announced as one that may come again, whether or not it can: the encoding must follow from the item's value, not
-    /// from what else refers to it. A string that nothing else refers to is not looked up, as for `visit`.
+    /// Writes a reference if a string of `len` characters or bytes, or the like, is in the item already. Otherwise writes
+    /// `Kept` before each long string, because the encoding must depend on the value of the item and not on its reference
+    /// counts. A string that nothing else refers to is not looked up, as for `visit`.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
