@@ -13,6 +13,7 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int, is_datas
 from torchdata.datapipes._pipe.datasets import (
     is_generator_function,
     is_indexed,
+    is_known_to_split,
     splits_among_ranks,
     splits_itself,
 )
@@ -48,6 +49,7 @@ def pipeline_over(
     sampler: Iterable[Any] | None,
     drop_last: bool,
     collate_fn: Callable[[Any], Any] | None,
+    itself: bool | None,
 ) -> IterDataPipe[Any]:
     """The pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
     whose = "DataLoader2.from_dataset"
@@ -77,10 +79,12 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        own = splits_itself(dataset)
+        # What is read by index may ask for its worker, too, but indices are divided all the same.
+        own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)
             pipe.set_sharding_block(batch_size)
+            pipe.source_splits_itself = own and itself is None and not is_known_to_split(dataset)
     if batch_size is not None:
         pipe = pipe.batch(batch_size, drop_last)
         return pipe.collate() if collate_fn is None else pipe.map(collate_fn)  # type: ignore[no-any-return]

@@ -28,7 +28,8 @@ from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.state.places import lasts
-from torchdata.datapipes._pipe.skipping import tell
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.skipping import note_epoch, tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 
 if TYPE_CHECKING:
@@ -224,6 +225,8 @@ class EpochRun:
             elif not position.own_seeds:
                 set_graph_random_seed(pipeline.datapipe, copy.copy(self.seeds.generator))
             self.recorder.begin(pipeline.contract, pipeline.datapipe, self.delivery)
+            if pipeline.skips or service is None:
+                note_epoch(Graph(pipeline.datapipe), self.epochs - 1)
             self.delivery.source = position.iterate(place)
             position.drop(place)
         except BaseException as error:

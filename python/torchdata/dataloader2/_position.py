@@ -26,6 +26,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.layout import Mark
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
+from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
@@ -244,6 +245,8 @@ class Position:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # threads draw random numbers, too
                 graph, generators = save_state(pipes, described=False), save_generators()
+        except UnorderedSet:  # reading it again would give other items
+            raise
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None

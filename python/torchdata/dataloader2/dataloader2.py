@@ -210,6 +210,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         seed: int | None = None,
         splits: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        splits_itself: bool | None = None,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
@@ -237,6 +238,8 @@ class DataLoader2(Finalized, Generic[T_co]):
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, instead of `num_workers`.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: it does if it is
+                of a library that does, or uses `get_worker_info` and `num_workers`; equal items are then an error.
 
         Returns:
             The loader.
@@ -253,9 +256,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         """
         refuse_arguments(of_torchs_loader, cls.from_dataset, "DataLoader2.from_dataset")
         reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
-        pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
-        if reading_service is None:
-            reading_service = InProcessReadingService()
+        pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn, splits_itself)
+        reading_service = InProcessReadingService() if reading_service is None else reading_service
         loader = cls(pipe, reading_service=reading_service, splits=splits)
         if seed is not None:
             loader.seed(seed)

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
-from torchdata.datapipes._pipe.datasets import in_fixed_order
+from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
 from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import Fields
@@ -33,7 +33,8 @@ class IterableWrapper(IteratingNode[T]):
     says so. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
     once at the beginning of each epoch, too.
 
-    A set of strings or numbers is read in sorted order, which is the same in every process.
+    A set of strings, numbers, paths, Enum members, or tuples and frozensets of these, is read in sorted order, which is
+    the same in every process. A state from inside an epoch of any other set cannot be loaded.
 
     The node has a length if the iterable has one.
 
@@ -69,20 +70,20 @@ class IterableWrapper(IteratingNode[T]):
         """See `BaseNode.reset`.
 
         Raises:
+            TypeError: the state is from inside an epoch of a set whose order is another one in each process.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:
             self._begin_epoch()
         else:
             self._go_to(Fields("IterableWrapper", initial_state))
+            if self._num_yielded:
+                in_fixed_order(self.iterable)
         super().reset(initial_state)
 
     def _iterate(self) -> Iterator[T]:
         iterable: Any = self.iterable if self._stateful is None else self._stateful
-        if isinstance(iterable, (set, frozenset)):
-            ordered = in_fixed_order(iterable)
-            iterable = iterable if ordered is None else ordered
-        return iter(iterable)
+        return iter(in_fixed_order(iterable) if has_fixed_order(iterable) else iterable)
 
     def _is_sampled(self) -> bool:
         return is_stream(self.iterable)
@@ -171,7 +172,8 @@ class SamplerWrapper(IteratingNode[T]):
 
     def _iterate(self) -> Iterator[T]:
         self._prepare()
-        return iter(self.sampler)
+        sampler: Any = self.sampler
+        return iter(in_fixed_order(sampler) if has_fixed_order(sampler) else sampler)
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""

@@ -324,11 +324,14 @@ class Skipped:
         place: the dataset, in words.
         limit: how many samples may be skipped, or which share; None for any number.
         log: the file to write a line to for each; None for none.
+        epoch: the number of the epoch in the log.
         counts: what was skipped before.
     """
 
-    def __init__(self, place: str, limit: int | float | None, log: str | None, counts: Counts | None = None) -> None:
-        self._place, self._limit, self._log = place, limit, log
+    def __init__(
+        self, place: str, limit: int | float | None, log: str | None, counts: Counts | None = None, epoch: int = 0
+    ) -> None:
+        self._place, self._limit, self._log, self._epoch = place, limit, log, epoch
         #: What was skipped; replaced, and never changed.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
@@ -339,7 +342,8 @@ class Skipped:
         """That of an epoch of a loader; None if it skips nothing."""
         if loader.on_error != "skip":
             return None
-        return cls(type(loader.dataset).__qualname__, loader.error_limit, loader.error_log, counts)
+        epoch, loader._epochs_begun = loader._epochs_begun, loader._epochs_begun + 1
+        return cls(type(loader.dataset).__qualname__, loader.error_limit, loader.error_log, counts, epoch)
 
     def count(self, samples: int, skipped: list[dict[str, Any]]) -> None:
         """Counts the samples of a batch that is handed over, or passed over, and what was left out of it."""
@@ -362,7 +366,7 @@ class Skipped:
             return
         if self._log is not None:
             for line in skipped:
-                write_line(self._log, {"worker": worker, "dataset": self._place} | line)
+                write_line(self._log, {"epoch": self._epoch, "worker": worker, "dataset": self._place} | line)
         last = skipped[-1]
         which = "" if last["index"] is None else f"index {last['index']}: "
         self._last = f"The last one was {which}{last['error']}: {last['message']}\n"

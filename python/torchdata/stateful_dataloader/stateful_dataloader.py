@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import check_fits, facts_of
 from torchdata.stateful_dataloader._frozen import copied
@@ -64,7 +65,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: samples of a batch; None for samples as they are.
         shuffle: whether a map-style dataset is read in random order.
-        sampler: gives the indices, in place of `shuffle`.
+        sampler: gives the indices, in place of `shuffle`. A set is sorted, because its order may be another one in each
+            process.
         batch_sampler: gives lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: processes that read; 0 to read in this one.
         collate_fn: makes a batch of a list of samples.
@@ -101,10 +103,10 @@ class StatefulDataLoader(DataLoader[T_co]):
             the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
-        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `worker`
-            (its number, or null), `dataset` (its class), `index`, `error`, `message` and `notes`. The index of a
-            stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
-            where the dataset was given a state inside an epoch. None: no file.
+        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `epoch` (of
+            this loader, from 0), `worker` (its number, or null), `dataset` (its class), `index`, `error`, `message` and
+            `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at,
+            counted from 0, or null where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
@@ -175,8 +177,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             any_dataset,
             batch_size,
             shuffle,
-            sampler,
-            batch_sampler,
+            in_fixed_order(sampler),
+            in_fixed_order(batch_sampler),
             num_workers,
             collate_fn,
             pin_memory,
@@ -196,6 +198,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
+        #: How many epochs were begun, for the log.
+        self._epochs_begun = 0
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:

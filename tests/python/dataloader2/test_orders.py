@@ -144,7 +144,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(monkeypatch: py
     """Its filters may be in another pass of the source than those of other workers, so orders cannot be compared."""
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
-    pipe = IterableWrapper(range(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
+    pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     with loading(pipe) as loader:
         iterator = iter(loader)
         assert all(islice(iterator, 41))

@@ -6,11 +6,14 @@ import ctypes
 import os
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 import random_scribbles
 from process_checks import loader, nothing_is_left  # noqa: F401
+from torchdata._engine.processes.exit_messages import exit_message
+from torchdata._engine.workers.child import Child
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -27,6 +30,27 @@ def test_random_bytes_in_shared_memory_end_in_right_items_or_an_error_and_all_is
     """`python -m drivers scribbles` tries thousands."""
     for seed in range(first, first + 20):
         random_scribbles.check(random_scribbles.Plan(seed))
+
+
+@pytest.mark.parametrize("seed", [33, 51])
+def test_a_child_whose_commands_are_overwritten_ends_without_a_traceback(seed, capfd):
+    random_scribbles.check(random_scribbles.Plan(seed))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten():
+    class Damaged:
+        def receive(self, *_):
+            raise RuntimeError("the shared memory of a link is corrupted")
+
+    child = object.__new__(Child)
+    child.commands, child.sender = Damaged(), SimpleNamespace(tidy=lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        child.next_command()
+    exited = SimpleNamespace(
+        called="worker 0", told=None, exitcode=ended.value.code, is_orphan=False, is_copy_of_main=False
+    )
+    assert "the shared memory in which it receives commands was overwritten" in exit_message(exited)
 
 
 def damage(offset, value):

@@ -214,12 +214,17 @@ def test_a_worker_that_dies_is_not_seen_in_the_counts_and_the_log(tmp_path: Any)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     log = tmp_path / "log"
-    epoch_of(loader_of(AtOnce(), workers, error_log=log))
+    loader = loader_of(AtOnce(), workers, error_log=log)
+    epoch_of(loader)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["index"] for line in lines] == list(BROKEN)
+    epoch_of(loader)
+    again = [json.loads(line) for line in log.read_text().splitlines()][len(lines) :]
+    assert again == [{**line, "epoch": 1} for line in lines]
     worker = 1 if workers else None  # which has read the batch with index 4
     assert lines[1] == {
-        "worker": worker, "dataset": "AtOnce", "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": []
+        "epoch": 0, "worker": worker, "dataset": "AtOnce",
+        "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
     }  # fmt: skip
 
 

@@ -13,13 +13,15 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK
 
-__all__ = ["CANNOT_WATCH", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
+__all__ = ["CANNOT_WATCH", "DAMAGED", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
 
 #: Exit code of a child that cannot watch main: the system's name for its own errors.
 CANNOT_WATCH = os.EX_OSERR
 #: Exit code of a child that was about to start children of its own while it imported the program.
 NO_GUARD = os.EX_CONFIG
-#: The fault of such a program, and the remedy.
+#: Exit code of a child that cannot read its commands, because something has overwritten the memory they are in.
+DAMAGED = os.EX_PROTOCOL
+#: The fault of a program without a guard, and the remedy.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -89,6 +91,12 @@ def how_it_died(child: Exited) -> tuple[str, str]:
         advice = (
             "a child does that where the system refuses it the thread by which it notices the end of the main process "
             f"(see its output above): {_LIMITS}"
+        )
+    elif code == DAMAGED:
+        how = f"exited with code {code}"
+        advice = (
+            "the shared memory in which it receives commands was overwritten: a native library in this program or in "
+            "its pipes writes past the end of a buffer; start a new loader"
         )
     elif code == NO_GUARD:
         how, advice = "did not start", UNGUARDED

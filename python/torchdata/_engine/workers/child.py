@@ -24,7 +24,7 @@ from torchdata import _engine
 from torchdata._engine.items.codec import loads
 from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.processes.crossing import EARLY_THRESHOLD, Handle, SharedPickle, end_early_watch
-from torchdata._engine.processes.exit_messages import CANNOT_WATCH
+from torchdata._engine.processes.exit_messages import CANNOT_WATCH, DAMAGED
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import MainSignals
 from torchdata._engine.processes.process import close_inherited, watch_the_parent
@@ -235,10 +235,17 @@ class Child:
         gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command, and gives shared memory back that is not used any more."""
+        """Waits for a command, and gives shared memory back that is not used any more.
+
+        Raises:
+            SystemExit: the memory of a link is damaged. The exit code tells the main process.
+        """
         command = None
-        while command is None:
-            command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
+        try:
+            while command is None:
+                command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
+        except RuntimeError:
+            sys.exit(DAMAGED)
         return command  # type: ignore[no-any-return]
 
 

@@ -199,6 +199,7 @@ class EpochRunner:
         self, place: int, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption
     ) -> Iterator[Any]:
         program = self.programs[place]
+        program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item

@@ -115,6 +115,8 @@ class EpochProgram(Program):
 
     #: The pipe that is iterated in each epoch.
     datapipe: Any
+    #: The number of the epoch, from 0. Set before `begin_epoch`.
+    epoch: int = 0
 
     @abstractmethod
     def prepare(self, child: ChildInfo) -> None:

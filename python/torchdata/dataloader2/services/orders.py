@@ -4,6 +4,8 @@ Role: in the main process, receives the samples that each worker takes before it
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
 at one position is no evidence, because a source may augment its items at random. The same value at another position is,
 if the workers also disagree at positions that both have sampled.
+
+If a source is taken to divide itself among the workers, it is the reverse: the same items are an error.
 """
 
 from __future__ import annotations
@@ -62,24 +64,51 @@ class _Order:
         return None
 
 
+class _Shares:
+    """The samples of one source that is taken to divide itself, in one epoch."""
+
+    def __init__(self) -> None:
+        #: By worker, the checksums of its samples, which differ from each other.
+        self._samples: dict[int, set[int]] = {}
+        #: By worker, whether they are all of its items.
+        self._is_whole: dict[int, bool] = {}
+
+    def same(self, worker: int, note: Note) -> int | None:
+        """Adds a note. If another worker has read the same items, returns its number."""
+        mine = self._samples.setdefault(worker, set())
+        mine.update(checksum for _, checksum in note.samples)
+        self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0
+        for other, theirs in self._samples.items():
+            if other == worker:
+                continue
+            is_whole = self._is_whole[worker] and self._is_whole[other]
+            if len(mine & theirs) >= _PROOF or (is_whole and mine == theirs):
+                return other
+        return None
+
+
 class Orders:
     """The orders of one group of workers; a `Listener`."""
 
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}
+        self._shares: dict[int, _Shares] = {}
 
     def begin(self) -> None:
         """Forgets the last epoch."""
-        self._orders = {}
+        self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
         """Compares what a worker has read with what others have.
 
         Raises:
-            RuntimeError: the orders differ.
+            RuntimeError: the orders differ, or workers have read the same part of a source that divides itself.
         """
         for each in notes:
             note = Note(*each)
+            if note.splits_itself:
+                self._compare_shares(worker, note)
+                continue
             found = self._orders.setdefault(note.number, _Order()).differs(worker, note)
             if found is not None:
                 position, other, elsewhere = found
@@ -90,3 +119,13 @@ class Orders:
                     "in the place of `.sharding_filter()`. Or make the order the same in all workers: shuffle with a "
                     "seed that they share, or one that `set_epoch` sets, or by the pipe `.shuffle()`"
                 )
+
+    def _compare_shares(self, worker: int, note: Note) -> None:
+        other = self._shares.setdefault(note.number, _Shares()).same(worker, note)
+        if other is not None:
+            raise RuntimeError(
+                f"workers {other} and {worker} read the same items from {note.source}, so they would come twice. It "
+                "was taken to divide its items among the workers, because its code uses `get_worker_info` and "
+                "`num_workers`. Give `splits_itself=False` to `DataLoader2.from_dataset`, which then divides them, or "
+                "`splits_itself=True` if it divides its items and some of them are equal"
+            )

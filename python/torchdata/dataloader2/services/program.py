@@ -20,13 +20,13 @@ from torchdata._engine.snapshots import reason, seal, unseal
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
-from torchdata._reporting import name_of
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.copying import replica
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
+from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
@@ -37,7 +37,6 @@ from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import (
     iterate,
@@ -231,6 +230,8 @@ class GraphProgram(EpochProgram):
         self._saved = False
         #: Whether the graph went on behind the end of its share.
         self._is_behind_share = False
+        #: The graph, and which of its filters sample what they read; None if that is not decided.
+        self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Names the attribute that keeps the graph from being pickled, and what to do."""
@@ -282,6 +283,7 @@ class GraphProgram(EpochProgram):
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
         """Seeds the graph, and lets the reset functions change it."""
         self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
+        skipping_items.epoch = self.epoch
         stop_reading(self.datapipe)
         if self._successor is not None:
             self.datapipe, self._successor = self._successor, None
@@ -305,9 +307,11 @@ class GraphProgram(EpochProgram):
         """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""
         witnessing.current = None
         if self._child.num_workers > 1:
-            graph = Graph(self.datapipe)
-            filters = [pipe for pipe in graph if isinstance(pipe, ShardingFilter)]
-            witnessing.current = Witness([(pipe, _sources_of(graph, pipe)) for pipe in filters])
+            if self._watched is None or self._watched[0] is not self.datapipe:
+                seeded = not self.replaced and self.init_fn is None and self.reset_fn is None
+                self._watched = self.datapipe, watched_filters(Graph(self.datapipe), is_seeded=seeded)
+            if self._watched[1]:
+                witnessing.current = Witness(self._watched[1])
 
     def note(self) -> object:
         """What the sharding filters have sampled since the last call."""
@@ -400,6 +404,7 @@ class GraphProgram(EpochProgram):
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
         """Applies a function to the graph; what it returns, if anything, takes the graph's place."""
+        self._watched = None  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # the graph that runs is the one that snapshots are taken of
@@ -433,17 +438,6 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 
 def _is_dispatched(pipe: Any) -> bool:
     return isinstance(pipe, DispatchedSource)
-
-
-def _sources_of(graph: Graph, pipe: Any) -> str:
-    """The sources that a pipe reads, in words."""
-    names = []
-    for source in graph.at(pipe):
-        if not graph.sources(source):
-            iterable = vars(source).get("iterable")
-            within = "" if iterable is None else f" over {getattr(iterable, '__name__', type(iterable).__name__)}"
-            names.append(f"the {name_of(source)}{within}")
-    return " and ".join(names)
 
 
 def _require_pipe(result: Any, argument: str, function: Any) -> DataPipe:

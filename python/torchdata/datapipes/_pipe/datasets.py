@@ -10,11 +10,15 @@ import inspect
 import operator
 import sys
 from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 __all__ = [
+    "UnorderedSet",
     "epoch_of",
+    "has_fixed_order",
     "in_fixed_order",
     "is_built_in",
     "is_coordinated",
@@ -22,6 +26,7 @@ __all__ = [
     "is_indexed",
     "is_indexed_only",
     "is_iterable_dataset",
+    "is_known_to_split",
     "shuffles_itself",
     "splits_among_ranks",
     "splits_itself",
@@ -92,14 +97,21 @@ def splits_itself(iterable: Any) -> bool:
 
     That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming datasets of litdata and
     mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
-    name `get_worker_info` in its class, or in its generator function.
+    names `get_worker_info` and `num_workers` in its class, or in its generator function. Without the number of workers
+    nothing can be divided: such code needs the seed of the worker, or a file that each worker opens.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         stages = getattr(iterable, "pipeline", ())
         return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
-    return _uses(iterable, frozenset({"get_worker_info"}))
+    return _uses(iterable, frozenset({"get_worker_info"})) and _uses(iterable, frozenset({"num_workers"}))
+
+
+def is_known_to_split(iterable: Any) -> bool:
+    """Whether an iterable that splits itself is of a library that is known for it; else its code was looked at."""
+    known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
+    return any(_instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:
@@ -142,16 +154,56 @@ def epoch_of(dataset: Any) -> int | None:
     return None
 
 
-def in_fixed_order(members: set[Any] | frozenset[Any]) -> list[Any] | None:
-    """The members of a set in an order that is the same in each process; None if they have none."""
-    kinds = set(map(type, members))
+def in_fixed_order(iterable: Any) -> Any:
+    """An iterable whose order is the same in each process: the sorted members of a set, anything else as it is.
+
+    Raises:
+        UnorderedSet: a member of the set has a type without a stable name, so the set cannot be sorted.
+    """
+    if not isinstance(iterable, (set, frozenset)):
+        return iterable
+    kinds = set(map(type, iterable))
     if len(kinds) == 1 and not kinds.isdisjoint((str, bytes, int)):
-        return sorted(members)
-    return sorted(members, key=repr) if all(map(_is_plain, members)) else None
+        return sorted(iterable)
+    return sorted(iterable, key=_name_of_member)
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+def has_fixed_order(iterable: Any) -> bool:
+    """Whether the order of an iterable is the same in each process, as far as it is that of a set."""
+    try:
+        in_fixed_order(iterable)
+    except UnorderedSet:
+        return False
+    return True
+
+
+class UnorderedSet(TypeError):
+    """A set has members that no name sorts, so that its order would be another one in each process."""
+
+
+def _name_of_member(member: Any) -> str:
+    """A name of a member of a set, which is the same in each process, and which no unequal member has.
+
+    Raises:
+        UnorderedSet: it has none.
+    """
+    kind = type(member)
+    if kind in _PLAIN:
+        return repr(member)
+    if kind is tuple:
+        return f"({', '.join(map(_name_of_member, member))})"
+    if kind is frozenset:
+        return f"{{{', '.join(sorted(map(_name_of_member, member)))}}}"
+    whose = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(member, PurePath):
+        return f"{whose}({str(member)!r})"
+    if isinstance(member, Enum):
+        return f"{whose}.{member.name}" if member.name else f"{whose}({member.value!r})"
+    raise UnorderedSet(
+        f"a set has a member of type {kind.__name__}, so its order may be another one in each process, and a state or "
+        "another process would continue with other items; give a list, or a set of strings, numbers, paths, Enum "
+        "members, or tuples and frozensets of these"
+    )
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:

@@ -51,7 +51,7 @@ class Division:
             watch: notes some items of the source; None for no notes.
             has_ended: with a watch, whether the source has ended.
         """
-        if self.is_whole:
+        if self.is_whole and watch is None:
             return source
         shards, shard, block, place = self.shards, self.shard, self.block, taken
         if passes_over(source):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "claim",
     "is_of_an_item",
     "line_of",
+    "note_epoch",
     "plus_one",
     "release",
     "skip",
@@ -57,6 +59,12 @@ __all__ = [
 #: The number of this worker, "dispatch" in the dispatching process, or None in the main process. A loader sets it, and
 #: reports what its processes skip.
 worker: int | str | None = None
+
+#: The epoch of the loader whose worker this process is, from 0.
+epoch = 0
+
+#: In the main process, the epoch of its loader that each pipe which skips is in.
+_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 #: A share is judged from this many items of a pipe on, and at the end of the pass.
 FEWEST = 100
@@ -246,7 +254,9 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     token_of(datapipe).count_skipped(type(error).__name__)
     if owner.log is not None:
         number = yielded + sum(record.skipped.values()) - 1
-        found = {"worker": worker, "pipe": name_of(datapipe), "item": number, "key": _key_of(error)}
+        of_loader = _epochs.get(owner) if worker is None else epoch
+        found = {"epoch": of_loader, "worker": worker, "pipe": name_of(datapipe), "item": number}
+        found["key"] = _key_of(error)
         write_line(owner.log, found | line_of(error))
     if not is_over(owner, owner.limit):
         return True
@@ -317,4 +327,14 @@ def _key_of(error: BaseException) -> str | None:
 
 def skipper_of(graph: Graph) -> Any:
     """A pipe of a graph that skips; None if none does."""
-    return next((pipe for pipe in graph if getattr(type(pipe), "_skips", False)), None)
+    return next(_skippers_of(graph), None)
+
+
+def note_epoch(graph: Graph, number: int) -> None:
+    """Notes, in the main process, which epoch of its loader the pipes of a graph that skip are in."""
+    for pipe in _skippers_of(graph):
+        _epochs[pipe] = number
+
+
+def _skippers_of(graph: Graph) -> Iterator[Any]:
+    return (pipe for pipe in graph if getattr(type(pipe), "_skips", False))

@@ -49,6 +49,7 @@ class Note(NamedTuple):
         start: the position at which it began to read.
         samples: positions and checksums of items.
         length: how many items the source had; None if it has not ended.
+        splits_itself: whether the source is taken to divide itself among workers, which then read different items.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Note(NamedTuple):
     start: int
     samples: list[tuple[int, int]]
     length: int | None
+    splits_itself: bool = False
 
 
 class Watch:
@@ -65,10 +67,11 @@ class Watch:
         number: the number of the filter in the graph.
         source: its source, in words.
         start: the position at which it begins to read.
+        splits_itself: see `Note`.
     """
 
-    def __init__(self, number: int, source: str, start: int) -> None:
-        self._number, self._source, self._start = number, source, start
+    def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
+        self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself
         self._samples: list[tuple[int, int]] = []
         self._seen: set[int] = set()
         self._length: int | None = None
@@ -96,14 +99,14 @@ class Watch:
         length, self._length = self._length, None
         if not samples and length is None:
             return None
-        return Note(self._number, self._source, self._start, samples, length)
+        return Note(self._number, self._source, self._start, samples, length, self._splits_itself)
 
 
 class Witness:
     """The watches of one epoch in one worker.
 
     Args:
-        filters: the sharding filters of the graph, and the sources of each in words.
+        filters: the sharding filters whose items are sampled, and the sources of each in words.
     """
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
@@ -114,7 +117,7 @@ class Witness:
         """The watch of a filter that begins to read at a position; None if it has read before in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
-                self._watches[number] = Watch(number, source, start)
+                self._watches[number] = Watch(number, source, start, datapipe.source_splits_itself)
                 return self._watches[number]
         return None
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
+from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
@@ -57,7 +58,9 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         if indices is not None:
             check_iterable("Shuffler", "indices", indices)
         self.datapipe = datapipe
-        self.indices: Sequence[Any] = range(length_of(self, datapipe)) if indices is None else list(indices)
+        self.indices: Sequence[Any] = (
+            range(length_of(self, datapipe)) if indices is None else list(in_fixed_order(indices))
+        )
         self._enabled = True
 
     def set_shuffle(self, shuffle: bool = True) -> Shuffler[T_co]:

@@ -82,12 +82,16 @@ pub struct Encoder {
     /// Long strings of the item, text and bytes, times and UUIDs that something else refers to as well: their numbers,
     /// and what keeps them where they are.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
+    /// How many such objects of the item were announced, those included that nothing else refers to.
+    announced: u64,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
     spans: BTreeMap<usize, usize>,
     /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether the bytes may be others the next time although the item is the same: pickles depend on which objects are
-    /// one and the same, and so do references to strings; copies of an array may lie in another order.
+    /// one and the same, and so do references to strings; copies of an array may lie in another order. It follows from
+    /// the item alone, as the bytes do where this is not set: an item that is computed again may be referred to by
+    /// other objects than at first.
     pub opaque: bool,
 }
 
@@ -121,6 +125,7 @@ impl Encoder {
         if !self.spans.is_empty() {
             self.spans.clear();
         }
+        self.announced = 0;
         self.pickled_member = None;
         self.opaque = false;
     }
@@ -144,31 +149,34 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Refers to a string of `len` characters or bytes, or the like, that is in the item already. One that nothing else refers to is
-    /// not, as for `visit`; any other is noted, and announced as one that may come again.
+    /// Writes a reference if a string of `len` characters or bytes, or the like, is in the item already. Otherwise writes
+    /// `Kept` before each long string, because the encoding must depend on the value of the item and not on its reference
+    /// counts. A string that nothing else refers to is not looked up, as for `visit`.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
-        // SAFETY: reads the reference count of a live object.
-        if len < LONG_STRING || unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
+        if len < LONG_STRING {
             return Ok(false);
         }
-        if self.pickled_member.is_some() {
-            return Err(Stop::Whole);
-        }
-        self.opaque = true;
-        let next = self.kept.len() as u64;
-        match self.kept.entry(string.as_ptr() as usize) {
-            Entry::Occupied(known) => {
-                let number = known.get().0;
-                self.tag(Tag::Again);
-                self.payload.extend_from_slice(&number.to_le_bytes());
-                Ok(true)
+        // SAFETY: reads the reference count of a live object.
+        if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
+            if self.pickled_member.is_some() {
+                return Err(Stop::Whole);
             }
-            Entry::Vacant(free) => {
-                free.insert((next, string.clone().unbind()));
-                self.tag(Tag::Kept);
-                Ok(false)
+            match self.kept.entry(string.as_ptr() as usize) {
+                Entry::Occupied(known) => {
+                    let number = known.get().0;
+                    self.opaque = true;
+                    self.tag(Tag::Again);
+                    self.payload.extend_from_slice(&number.to_le_bytes());
+                    return Ok(true);
+                }
+                Entry::Vacant(free) => {
+                    free.insert((self.announced, string.clone().unbind()));
+                }
             }
         }
+        self.announced += 1;
+        self.tag(Tag::Kept);
+        Ok(false)
     }
 
     /// Notes where a tensor lies. Memory that two tensors of the item share is shared on arrival, too, which only

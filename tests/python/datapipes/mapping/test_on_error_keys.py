@@ -144,10 +144,29 @@ def test_the_log_names_the_worker_and_a_set_of_its_keys_lists_each_broken_sample
                 list(loader)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["worker"] for line in lines] == [0] * 6
+    assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1]
     assert sorted({line["key"] for line in lines}) == ["n=0, of=0", "n=4, of=0", "n=8, of=0"]
     with pytest.warns(RuntimeWarning, match="has skipped 3 items"):
         list(pipe)
-    assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["worker"] is None
+    last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert last["worker"] is last["epoch"] is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("where", ["filtered", "dispatched"])
+def test_the_log_names_the_epoch_of_the_loader(tmp_path, workers, where):
+    source = IterableWrapper([{"n": n, "of": n % 2} for n in range(4)])
+    pipe = source.sharding_round_robin_dispatch() if where == "dispatched" else source.sharding_filter()
+    pipe = pipe.map(half).on_error("skip", log=tmp_path / "log")
+    for _ in range(2):
+        with DataLoader2(pipe, num_workers=workers) as loader:
+            for _ in range(3):
+                with pytest.warns(RuntimeWarning, match="has skipped 2 items"):
+                    list(loader)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["epoch"], line["key"]) for line in lines] == [
+        (epoch, f"n={n}, of=0") for epoch in [0, 1, 2] * 2 for n in (0, 2)
+    ]
 
 
 def test_what_cannot_be_written_is_named_and_a_password_is_not(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
+from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.seeking import iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
@@ -49,7 +50,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            indices = list(indices)  # whatever it is, it must be there again for the next epoch
+            indices = list(in_fixed_order(indices))  # whatever it is, it must be there again for the next epoch
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
     def __iter__(self) -> Iterator[T_co]:

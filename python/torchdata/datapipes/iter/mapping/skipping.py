@@ -42,11 +42,12 @@ class OnError(IterDataPipe[T_co]):
         limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
             each pipe, checked from its 100th item on and at the end. None (the default) for no limit.
         log: a file to which each process appends a line of JSON for each skipped item; None (the default) for no file.
-            Its fields are the number of the `worker` ("dispatch" for the dispatching process, null for the main
-            process), the `pipe`, the number of the `item` in this pipe and process, the `key`, `error`, `message` and
-            `notes`. The key is the path of the file, URL or archive member that a reader of this package was reading.
-            Otherwise it describes the first argument of the function: a path or key, its first member, its `__key__`,
-            or the scalar columns of a row. Later epochs and runs append to the same file.
+            Its fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the `worker`
+            ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the `item` in
+            this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file, URL or
+            archive member that a reader of this package was reading. Otherwise it describes the first argument of the
+            function: a path or key, its first member, its `__key__`, or the scalar columns of a row. Later epochs and
+            runs append to the same file: the set of the keys lists each broken sample once.
 
     Raises:
         ValueError: `how` has another value, or `limit` is negative or a share over 1.

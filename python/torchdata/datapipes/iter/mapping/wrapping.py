@@ -20,7 +20,12 @@ from torchdata.datapipes._pipe.checks import (
     check_iterable,
     check_source,
 )
-from torchdata.datapipes._pipe.datasets import epoch_of, in_fixed_order, is_generator_function
+from torchdata.datapipes._pipe.datasets import (
+    epoch_of,
+    has_fixed_order,
+    in_fixed_order,
+    is_generator_function,
+)
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeking import (
@@ -183,9 +188,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         """The iterable that this iteration reads."""
         source = self.iterable
         self._epoch = epoch_of(source)
-        if isinstance(source, (set, frozenset)):
-            ordered = in_fixed_order(source)
-            source = source if ordered is None else ordered
+        if random.is_replica or has_fixed_order(source):
+            source = in_fixed_order(source)
         if is_generator_function(source):
             return source()
         if self.deepcopy:
@@ -208,11 +212,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         Raises:
             TypeError: it is a set whose order is another one in each process.
         """
-        if isinstance(self.iterable, (set, frozenset)) and in_fixed_order(self.iterable) is None:
-            raise TypeError(
-                f"IterableWrapper reads a {type(self.iterable).__name__} whose members have no order that is the same "
-                "in each process, so its state would go on with other items elsewhere; give it a list"
-            )
+        if isinstance(self.iterable, (set, frozenset)):
+            in_fixed_order(self.iterable)
         state = {} if self._stream is None else self._stream.state()
         return state if self._epoch is None else {**state, "epoch": self._epoch}
 

@@ -75,6 +75,10 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
+    #: Whether the source is taken to divide itself among workers, so that this filter need not. The loader then raises
+    #: an error if two workers read the same items.
+    source_splits_itself: bool = False
+
     _taken: int = state(0)  # items of the source that were taken when the current iterator was made
     _yielded_before: int = state(0, saved=False)  # items that were passed on by then
 
@@ -189,7 +193,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         witness = witnessing.current
-        if witness is None or not self._divides_among_workers() or not isinstance(self.source_datapipe, IterDataPipe):
+        is_compared = self.source_splits_itself or self._divides_among_workers()
+        if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
             return self._running.share_of(source, self._taken)
         token = token_of(self.source_datapipe)
         watch = witness.watch(self, self._taken)

@@ -1,0 +1,76 @@
+"""Which sharding filters sample what they read, so that the main process can compare the orders of the workers.
+
+Role: pure functions over graphs. They run once per graph in each worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata._reporting import name_of
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
+from torchdata.datapipes.iter.mapping.skipping import OnError
+from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
+from torchdata.datapipes.iter.ordering.combinatorics import Shuffler
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
+from torchdata.datapipes.map.callable import Mapper as MapMapper
+from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
+from torchdata.datapipes.map.wrapping import SequenceWrapper
+from torchdata.datapipes.state import is_one_to_one
+
+__all__ = ["watched_filters"]
+
+#: Types of plain data that all processes read in the same order.
+_ORDERED = (bytes, dict, list, range, str, tuple)
+
+#: Pipes whose order follows from that of their source and from the seed that all workers share.
+_KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
+
+
+def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
+    """The sharding filters of a graph whose workers may read different orders, and the sources of each in words.
+
+    Args:
+        graph: the graph of a worker.
+        is_seeded: whether functions of this package alone have prepared it, so that its shuffles have the shared seed.
+    """
+    filters = [pipe for pipe in graph if isinstance(pipe, ShardingFilter)]
+    # Where items that raise are skipped, functions of users decide how many come.
+    is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
+    return [
+        (pipe, _sources_of(graph, pipe))
+        for pipe in filters
+        if pipe.source_splits_itself or not (is_known and all(map(_has_known_order, graph.at(pipe))))
+    ]
+
+
+def _has_known_order(pipe: Any) -> bool:
+    """Whether the order of a pipe's items is the same in all workers if that of its sources is.
+
+    Functions of users may change items, but neither their number nor their order.
+    """
+    if type(pipe) is IterableWrapper:
+        return _is_plain(pipe.iterable)
+    if type(pipe) is SequenceWrapper:
+        return _is_plain(pipe.sequence)
+    if type(pipe) is MapToIterConverter:
+        return _is_plain(pipe.indices)
+    return type(pipe) in _KEEP_ORDER or (type(pipe).__module__.startswith("torchdata.") and is_one_to_one(pipe))
+
+
+def _is_plain(data: Any) -> bool:
+    if type(data) is SequenceWrapper:
+        return _is_plain(data.sequence)
+    return type(data) in _ORDERED
+
+
+def _sources_of(graph: Graph, pipe: Any) -> str:
+    """The sources that a pipe reads, in words."""
+    names = []
+    for source in graph.at(pipe):
+        if not graph.sources(source):
+            iterable = vars(source).get("iterable")
+            within = "" if iterable is None else f" over {getattr(iterable, '__name__', type(iterable).__name__)}"
+            names.append(f"the {name_of(source)}{within}")
+    return " and ".join(names)

@@ -1,0 +1,147 @@
+"""Sets as sources: read in an order that is the same in each process, or refused by name. The same in all loaders."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes._pipe.datasets import UnorderedSet, in_fixed_order
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+
+class Color(enum.Enum):
+    RED = object()
+    GREEN = object()
+    BLUE = object()
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Nameless:
+    """An object that nothing sorts."""
+
+
+SETS: dict[str, set[Any]] = {
+    "paths": {Path(f"folder/{name}.jpg") for name in "abcdefgh"},
+    "members of an Enum": set(Color),
+    "flags": {Access.READ, Access.WRITE, Access.READ | Access.WRITE, Access(0)},
+    "frozensets": {frozenset({name, "z"}) for name in "abcdefgh"},
+    "nested": {(frozenset({Path(name), Color.RED}), 1) for name in "abcdefgh"},
+    "mixed": {"a", b"a", 1, None, Path("a"), Color.RED, ("a",), frozenset({"a"})},
+}
+
+LOOK = "from test_sets import SETS; print(*map(repr, read(SETS[sys.argv[1]])), sep='\\n')"
+READERS = {
+    "DataLoader2": "from torchdata.dataloader2 import DataLoader2\n"
+    "from torchdata.datapipes.iter import IterableWrapper\n"
+    "def read(members): return DataLoader2(IterableWrapper(members))\n",
+    "nodes": "from torchdata.nodes import IterableWrapper, Loader\n"
+    "def read(members): return Loader(IterableWrapper(members))\n",
+    "samplers of nodes": "from torchdata.nodes import Loader, SamplerWrapper\n"
+    "def read(members): return Loader(SamplerWrapper(members))\n",
+    "StatefulDataLoader": "from torchdata.stateful_dataloader import StatefulDataLoader\n"
+    "def read(members):\n"
+    "    return StatefulDataLoader(Same(), sampler=members, batch_size=None)\n"
+    "class Same:\n"
+    "    def __getitem__(self, index): return index\n"
+    "    def __len__(self): return 8\n",
+}
+
+
+def read_with_hash_seed(reader: str, members: str, seed: int) -> list[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    command = [sys.executable, "-c", f"import sys\n{READERS[reader]}{LOOK}", members]
+    done = subprocess.run(command, check=True, timeout=250, stdout=subprocess.PIPE, text=True, env=environment)
+    return [line.partition(" at 0x")[0] if "object" in line else line for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_sets_are_read_in_one_order_whatever_the_hash_seed(reader: str) -> None:
+    if reader != "DataLoader2":
+        pytest.importorskip("torch")
+    for members in ("paths", "mixed") if reader == "DataLoader2" else ("paths",):
+        first, second = (read_with_hash_seed(reader, members, seed) for seed in (1, 2))
+        assert first == second
+        assert len(first) == len(SETS[members])
+
+
+@pytest.mark.parametrize("members", SETS)
+def test_the_order_does_not_depend_on_how_a_set_was_made(members: str) -> None:
+    ordered = in_fixed_order(SETS[members])
+    assert ordered == in_fixed_order({*ordered[::-1]}) == in_fixed_order(frozenset(ordered))
+    assert set(ordered) == SETS[members]
+
+
+def test_paths_of_two_systems_with_the_same_words_have_an_order() -> None:
+    both = [PurePosixPath("a"), PureWindowsPath("a")]
+    assert in_fixed_order(set(both)) == in_fixed_order({*both[::-1]}) == both
+
+
+def test_workers_with_hash_seeds_of_their_own_share_out_a_set_of_paths() -> None:
+    service = MultiProcessingReadingService(2, "spawn")
+    with DataLoader2(IterableWrapper(SETS["paths"]).sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == sorted(SETS["paths"])
+
+
+def nameless() -> set[Any]:
+    return {Nameless() for _ in range(5)}
+
+
+def test_a_set_that_nothing_sorts_is_read_in_one_process_as_it_is() -> None:
+    members = nameless()
+    assert set(DataLoader2(IterableWrapper(members, deepcopy=False))) == members
+
+
+def test_a_set_that_nothing_sorts_is_refused_by_workers_and_by_states() -> None:
+    pipe = IterableWrapper(nameless())
+    refused = pytest.raises(UnorderedSet, match="a set has a member of type Nameless, so its order.*give a list")
+    with DataLoader2(pipe.sharding_filter(), reading_service=MultiProcessingReadingService(2)) as loader, refused:
+        list(loader)
+    loader = DataLoader2(pipe)
+    next(iter(loader))
+    with refused:
+        loader.state_dict()
+
+
+def test_nodes_refuse_a_state_from_inside_a_set_that_nothing_sorts() -> None:
+    pytest.importorskip("torch")
+    from torchdata.nodes import IterableWrapper, Loader
+
+    members = nameless()
+    loader = Loader(IterableWrapper(members))
+    assert set(loader) == members
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    other = Loader(IterableWrapper(members))
+    other.load_state_dict(state)
+    with pytest.raises(UnorderedSet, match="type Nameless"):
+        list(other)
+
+
+def test_a_stateful_loader_refuses_a_sampler_that_is_a_set_which_nothing_sorts() -> None:
+    pytest.importorskip("torch")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with pytest.raises(UnorderedSet, match="type Nameless"):
+        StatefulDataLoader([1, 2], sampler=nameless())
+
+
+@pytest.mark.parametrize("read", ["to_iter_datapipe", "shuffle"])
+def test_indices_that_are_a_set_are_sorted(read: str) -> None:
+    make: Callable[..., Any] = getattr(SequenceWrapper({Path(name): name for name in "abcd"}), read)
+    pipe = make(indices={Path(name) for name in "dcba"})
+    assert list(pipe if read == "to_iter_datapipe" else pipe.set_shuffle(False)) == list("abcd")
