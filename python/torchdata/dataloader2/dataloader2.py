@@ -238,8 +238,8 @@ class DataLoader2(Finalized, Generic[T_co]):
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, instead of `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: it does if it is
-                of a library that does, or uses `get_worker_info` and `num_workers`; equal items are then an error.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: it does
+                if its library does, or if it uses `get_worker_info` and `num_workers`; equal items are then an error.
 
         Returns:
             The loader.
@@ -330,8 +330,8 @@ class DataLoader2(Finalized, Generic[T_co]):
     def skip(self, count: int) -> int:
         """Skips the next items of the current epoch, or of a new one, for example broken data.
 
-        The items are computed and dropped. With ranks, each rank skips items of its own share, so all ranks must call this
-        at the same step with the same number.
+        The items are computed and dropped. With ranks, each rank skips items of its own share, so all ranks must call
+        this at the same step with the same number.
 
         Args:
             count: the number of items.
