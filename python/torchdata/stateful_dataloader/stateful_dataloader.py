@@ -216,7 +216,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         """An iterator over an epoch, or over what is left of the one whose state was loaded."""
         if self._loaded is not None:
             state = fitted(normalized(self._loaded), self, self._is_strict)
-            self._reader = None
+            self._reader = self._reader and self._reader.anew()
             self._iterator = self._made(state)
             self._loaded = None
         elif self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
