@@ -89,6 +89,8 @@ class IteratingNode(BaseNode[T]):
     #: Whether there was no reset yet, and the iterable's state at the first one: it was never iterated over.
     _is_new = True
     _pristine: Any = _UNKNOWN
+    #: Whether it was given no state, and asked for no item.
+    _is_untouched = True
     #: Its state after the very first item.
     _after_first: Any = _UNKNOWN
     #: Its state after the first item behind the last load; unknown once a later epoch has begun.
@@ -110,7 +112,7 @@ class IteratingNode(BaseNode[T]):
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and self._stateful is not None and not self._is_exact:
-                    self._step()
+                    self._leave(self._stateful, self._place)
         self._place = self._told()
         if self._is_new:
             self._is_new, self._pristine = False, self._place
@@ -138,8 +140,10 @@ class IteratingNode(BaseNode[T]):
         is_there = False
         if self._is_new:
             self._is_new, self._pristine = False, self._told()
-            is_there = not started and same_place(place, self._pristine)
+        if self._is_untouched and not started:
+            is_there = same_place(place, self._pristine) and same_place(self._told(), place)
         if self._stateful is not None and not is_there:
+            self._is_untouched = False
             self._prepare()
             give(self._stateful, place)
             self._it = iter(self._stateful)  # type: ignore[call-overload]
@@ -177,8 +181,11 @@ class IteratingNode(BaseNode[T]):
     def _arrive(self) -> None:
         """Goes to where the node stands, if that was put off until an item is asked for."""
         if self._turns:
-            item = self._step()
-            self._turns = False
+            self._turns, is_beginning = False, not self._ended and same_place(self._place, self._pristine)
+            if self._stateful is not None and is_beginning and self._after_first is _UNKNOWN:
+                item = self._leave(self._stateful, self._place)
+            else:
+                item = self._step()
             if not self._ended and not self._is_first(item):
                 self._it = self._iterate()
         while self._to_drop:
@@ -201,6 +208,31 @@ class IteratingNode(BaseNode[T]):
                 "shuffles or draws them, in each epoch, or give the iterable state_dict() and load_state_dict().",
                 RuntimeWarning,
             )
+
+    def _leave(self, stateful: Stateful, place: Any) -> Any:
+        """Brings an iterable to where an epoch has left it that ends at a loaded place, before any item behind it.
+
+        Some iterables go on there in the next epoch. They must be given the place again, because an item that they give
+        here would be missing. Others start over, once they have taken the place with an item. One that goes on stands
+        after a first step and the first item of another iteration where it stands after two steps.
+
+        Returns the item of the last step.
+        """
+        item = self._step()
+        if item is _END:
+            return item
+        self._it = self._iterate()
+        self._step()
+        new = self._after_load
+        give(stateful, place)
+        self._it = iter(stateful)  # type: ignore[call-overload]
+        self._step()
+        if self._after_load is not _END:
+            self._step()
+        goes_on = same_place(new, self._after_load)
+        give(stateful, place)
+        self._it, self._after_load = iter(stateful), _UNKNOWN  # type: ignore[call-overload]
+        return item if goes_on else self._step()
 
     def _step(self) -> Any:
         """Lets a loaded iterable take up its place. Returns the item that it gives there."""
@@ -246,7 +278,7 @@ class IteratingNode(BaseNode[T]):
         """The first item since a reset."""
         if isinstance(self._it, NotReset):
             self._it()
-        self._started = True
+        self._started, self._is_untouched = True, False
         self._arrive()
         if self._ended:  # when the state was saved
             raise StopIteration

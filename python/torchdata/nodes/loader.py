@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar, Generic
@@ -34,8 +35,9 @@ class Loader(Generic[T]):
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the one before. Threads may
     share an iterator, whose items then go to one of them each. A state that was loaded is where the next `iter()`
-    begins. As a context manager it ends threads and processes at the end, as `shutdown` does. A copy, by `copy` or
-    pickle, is a loader of its own that has not begun, over a copy of the graph.
+    begins, and where an iterator resumes that has yielded no item yet. An iterator that has yielded items raises
+    `RuntimeError` then. As a context manager it ends threads and processes at the end, as `shutdown` does. A copy, by
+    `copy` or pickle, is a loader of its own that has not begun, over a copy of the graph.
 
     Args:
         root: the last node.
@@ -107,6 +109,8 @@ class Loader(Generic[T]):
         fields.integer(LoaderIterator.NUM_YIELDED_KEY, least=0)
         fields[LoaderIterator.ROOT_KEY]
         self._loaded = state_dict
+        if self._it is not None:
+            self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the latest iterator, or of what was loaded since. It pickles, and does not change any more.
@@ -178,6 +182,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_before_item", "_item", "_restart_at"})
 
     _num_yielded = 0
+    #: How many of them were yielded when the state was saved that the epoch goes on from.
+    _given_before = 0
     #: An item that `has_next` has read, and the place before it.
     _item: Any = _NONE
     _before_item: Any = None
@@ -203,8 +209,28 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
             self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
             self._restart_at = self._num_yielded if self._restarts else None
             self.root.reset(fields[self.ROOT_KEY])
+        self._given_before = self._num_yielded
         self._advance = advance_of(self.root)
         super().reset(initial_state)
+
+    def state_was_loaded(self, loader: Loader[T]) -> None:
+        """Notes that the loader was given a state."""
+        self._item = _NONE
+        self._advance = partial(self._take_state_of, weakref.ref(loader))
+
+    def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
+        """The first item behind the state that the loader was given."""
+        loader = reference()
+        state = None if loader is None else loader._loaded
+        if loader is None or state is None or self._num_yielded > self._given_before:
+            raise RuntimeError(
+                "Loader: load_state_dict() was called after this iterator had yielded items, so the state cannot apply "
+                "to it. Call iter(loader) after load_state_dict(), or begin a new loop"
+            )
+        with one_reset():
+            self.reset(copied(state))
+        loader._loaded = None
+        return self._advance()
 
     def has_next(self) -> bool:
         """Whether there is another item. It is read, and held for the next call of `next`."""

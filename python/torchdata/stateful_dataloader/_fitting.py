@@ -1,7 +1,8 @@
 """Whether a state belongs to a loader: what each state notes of its loader, and what is compared when one is loaded.
 
 Role: pure functions, in main. Between two epochs a loader may differ from the one that saved the state: the dataset may
-have grown, and there may be more ranks. Inside an epoch the order depends on these, so another one is an error.
+have grown, and there may be more ranks. Inside an epoch the order depends on these, so another one is an error. Before
+the first batch of an epoch another order means that the epoch begins anew, because no batch can be lost or repeated.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 
 from torchdata.stateful_dataloader._state import is_over
+from torchdata.stateful_dataloader.sampler import BatchSampler
 
-__all__ = ["check_fits", "facts_of"]
+__all__ = ["facts_of", "fitted"]
 
 
 def facts_of(loader: Any) -> dict[str, Any]:
@@ -41,12 +43,13 @@ def facts_of(loader: Any) -> dict[str, Any]:
     return facts
 
 
-def check_fits(state: dict[str, Any], loader: Any) -> None:
-    """Compares a loader with the one that saved a state.
+def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
+    """Compares a loader with the one that saved a state, and returns the state for this loader.
 
     Args:
         state: a state as `_state.normalized` returns it.
         loader: the loader that is to go on from it.
+        strict: whether another order inside an epoch is an error, and samples that are read again are compared.
 
     Raises:
         ValueError: the rest of the epoch cannot be exact.
@@ -60,14 +63,23 @@ def check_fits(state: dict[str, Any], loader: Any) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+    if not strict:
+        state = {**state, "places": [place and {**place, "digest": None} for place in state["places"]]}
     if is_over(state):
-        return
-    _check_order(there, here)
+        return state
+    order, size = _other_order(there, here), _other_size(state, loader)
+    if (order or size) and loader._dataset_kind == 0 and state["_sampler_iter_yielded"] == 0:
+        return {**state, "unstarted": True}
+    if order and strict:
+        raise ValueError(order)
+    if size:
+        raise ValueError(size)
     _check_workers(state, loader)
+    return state
 
 
-def _check_order(there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raises ValueError if the order of the epoch is another one."""
+def _other_order(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """How the order of the epoch differs, as the message of an error; empty if it does not."""
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
@@ -76,11 +88,43 @@ def _check_order(there: dict[str, Any], here: dict[str, Any]) -> None:
         ("length", "of a dataset with {there} samples, and this one has {here}. Load the same dataset"),
     ):  # fmt: skip
         if name in there and name in here and there[name] != here[name]:
-            raise ValueError(
+            return (
                 "StatefulDataLoader: the state was saved inside an epoch "
                 + message.format(there=there[name], here=here[name])
-                + ", or a state that was saved at the end of an epoch"
+                + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) passes "
+                "over as many batches of the new order"
             )
+    return ""
+
+
+def _other_size(state: dict[str, Any], loader: Any) -> str:
+    """The message of an error if batches have another size, and it is not known where the first one begins."""
+    index_sampler = loader._index_sampler
+    old, new = state["batch_size"], getattr(index_sampler, "batch_size", None)
+    if old is None or new is None or old == new:
+        return ""
+    if loader._dataset_kind == 1:
+        if all(place is None or _is_exact(place) for place in state["places"]):
+            return ""
+        why = "the data set tells no place for each sample, so its place is a number of batches"
+    elif type(index_sampler) is not BatchSampler:
+        why = f"the place in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
+    elif loader.error_fill:
+        why = "with error_fill=True a batch has samples of several batches of the sampler"
+    elif state["indices"]:
+        why = "it holds batches that were drawn and not given, because it was saved with in_order=False"
+    else:
+        return ""
+    return (
+        f"this state was saved inside an epoch with batches of {old}, and now they are of {new}: {why}. Load it with "
+        f"batch_size={old}, or save a state between two epochs"
+    )
+
+
+def _is_exact(place: dict[str, Any]) -> bool:
+    """Whether the place in a stream is a state of the data set, and no number of batches."""
+    told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
+    return place["ended"] or (told and not place["since"] and place["later"] is None)
 
 
 def _check_workers(state: dict[str, Any], loader: Any) -> None:

@@ -117,7 +117,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if self._reads_again(place):
             # Read from the beginning, under the generators that were in force then.
             set_all(self._then)
-            place = {**place, "collate_state": self._collate, "since": self._num_yielded + self._num_empty}
+            place = {**place, "collate_state": self._collate, "since": self._num_given}
         self._reader.restore(place)
 
     def _reads_again(self, place: dict[str, Any]) -> bool:

@@ -66,6 +66,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: The loader, if it was given a state since this iterator was made; and the iterator that goes on from that.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
+        #: How many batches the user had been given in earlier runs of this epoch.
+        self._given_before = 0
         #: Whether an epoch of the state was over, and its workers would have lived on.
         self._lives_on = False
         #: What is skipped of the epoch; None if nothing may be.
@@ -131,10 +133,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         """
         loader = self._loading
         if loader is not None and loader.has_state_to_take:
-            if self._has_read or self._finished:
+            if self._finished or self._num_given > self._given_before:
                 raise RuntimeError(
-                    "StatefulDataLoader: load_state_dict() was called after this iterator had given batches, so the "
-                    "state cannot apply to it. Call iter(loader) after load_state_dict(), or begin a new loop"
+                    f"StatefulDataLoader: load_state_dict() was called after this iterator had "
+                    f"{'ended' if self._finished else 'given batches'}, so the state cannot apply to it. Call "
+                    "iter(loader) after load_state_dict(), or begin a new loop"
                 )
             self.shutdown()
             self._successor = iter(loader)
@@ -148,9 +151,14 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._order.draw()
 
     @property
+    def _num_given(self) -> int:
+        """How many batches of this epoch were handed over, or passed over because all of them was skipped."""
+        return self._num_yielded + self._num_empty
+
+    @property
     def _has_read(self) -> bool:
-        """Whether a batch of this epoch was handed over, or passed over because all of it was skipped."""
-        return self._num_yielded + self._num_empty > 0
+        """Whether there was a batch of this epoch."""
+        return self._num_given > 0
 
     def __next__(self) -> Any:
         try:
@@ -190,6 +198,7 @@ class StatefulIterator(_BaseDataLoaderIter):
                     f"the dataset ended after {number} of the {count} batches that the state says to be behind it "
                     "('_steps_since_snapshot'): it is not the dataset that the state belongs to, or damaged"
                 ) from None
+        self._given_before = self._num_given
 
     def _state(
         self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
@@ -203,7 +212,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             skipped: what was skipped if samples may be; None for what was counted so far.
         """
         reading = self._reading
-        batches = (self._num_yielded + self._num_empty, (reading.batch_size or 0) * reading.auto_collation)
+        batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
         theirs, ours = self._order.state(waiting, self._finished, iterable, self._in_order)
         main = theirs | {

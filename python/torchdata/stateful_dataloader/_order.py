@@ -347,7 +347,6 @@ class IndexOrder:
         Args:
             state: a state as `_state.normalized` returns it.
         """
-        self._check_size(state)
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self.begin(iter(()))
@@ -378,32 +377,6 @@ class IndexOrder:
         self._owed = deque(owed[:full])
         for batch in owed[full:]:
             self._spare.extend(batch)
-
-    def _check_size(self, state: dict[str, Any]) -> None:
-        """Raises ValueError if batches have another size, and it is not known where the first one begins."""
-        old, new = state["batch_size"], self._size
-        if old is None or new is None or old == new:
-            return
-        why = None
-        if self._never_ends:
-            if not all(place is None or _is_exact(place) for place in state["places"]):
-                why = "the data set tells no place for each sample, so its place is a number of batches"
-        elif type(self._sampler) is not BatchSampler:
-            why = (
-                f"the place in the {type(self._sampler).__name__} is a number of batches. Give the loader `batch_size`"
-            )
-        elif self._fills:
-            why = "with error_fill=True a batch has samples of several batches of the sampler"
-        elif state["indices"]:
-            why = (
-                "it holds batches that were drawn and not given: it was saved with in_order=False, or before the first "
-                "batch of a sampler with a state"
-            )
-        if why is not None:
-            raise ValueError(
-                f"this state was saved inside an epoch with batches of {old}, and now they are of {new}: {why}. Load "
-                f"it with batch_size={old}, or save a state between two epochs"
-            )
 
     def _moments(self, state: dict[str, Any]) -> tuple[Moment, Moment | None, Moment]:
         moments = state["generators"]
@@ -502,9 +475,3 @@ class IndexOrder:
             give(self._sampler, sampler)
         elif is_stateful(inner) and "sampler_state" in (state["_sampler_iter_state"] or {}):
             give(inner, state["_sampler_iter_state"]["sampler_state"])
-
-
-def _is_exact(place: dict[str, Any]) -> bool:
-    """Whether the place in a stream is a state of the data set, and no number of batches."""
-    told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
-    return place["ended"] or (told and not place["since"] and place["later"] is None)

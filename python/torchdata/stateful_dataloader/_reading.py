@@ -111,6 +111,8 @@ class Reader:
         self._is_cut_off = False
         #: The place that this epoch goes on from; None if it begins.
         self._came_from: dict[str, Any] | None = None
+        #: Whether the dataset was given a state in this process. A generator may have yet to take it.
+        self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether, and when, places are kept that nobody has asked for.
         self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
@@ -163,6 +165,12 @@ class Reader:
     def has_ended(self) -> bool:
         """Whether the iterable dataset has come to its end."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
+
+    def anew(self) -> Reader:
+        """Returns a reader of the same dataset for a loaded state."""
+        reader = Reader(self.reading, self._generators)
+        reader._was_given_state = self._was_given_state
+        return reader
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -273,11 +281,15 @@ class Reader:
         """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""
         now = self._states_now()
         for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
-            if is_stateful(one) and base[key] is not None and not is_same(base[key], now[key]):
+            if not is_stateful(one) or base[key] is None:
+                continue
+            if self._was_given_state or not is_same(base[key], now[key]):
                 give(one, base[key])
+                self._was_given_state = True
 
     def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""
+        self._was_given_state = True
         reading, dataset = self.reading, self.reading.dataset
         own, part = self._of_dataset(base), base["dataset_iter_state"]
         if is_stateful(dataset) and own is not None:

@@ -233,7 +233,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins another epoch with the same workers. Other threads that read the last one are told."""
         if not self._finished:
             self._left_behind = self._readers - {threading.get_ident()}
-        self._skipped, self._num_empty = Skipped.of(loader, None), 0
+        self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 

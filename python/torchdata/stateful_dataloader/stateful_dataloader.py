@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import default_collate, default_convert, get_wo
 from torchdata._engine.workers.hangs import check_on_timeout
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import check_fits, facts_of
+from torchdata.stateful_dataloader._fitting import facts_of, fitted
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
@@ -219,11 +219,8 @@ class StatefulDataLoader(DataLoader[T_co]):
     def __iter__(self) -> Any:
         """An iterator over an epoch, or over what is left of the one whose state was loaded."""
         if self._loaded is not None:
-            state = normalized(self._loaded)
-            check_fits(state, self)
-            if not self._is_strict:
-                state["places"] = [place and {**place, "digest": None} for place in state["places"]]
-            self._reader = None
+            state = fitted(normalized(self._loaded), self, self._is_strict)
+            self._reader = self._reader and self._reader.anew()
             self._iterator = self._made(state)
             self._loaded = None
         elif self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
@@ -291,12 +288,14 @@ class StatefulDataLoader(DataLoader[T_co]):
         `RuntimeError`.
 
         Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
-        or the number of ranks is another one. It warns if the state is that of another rank.
+        or the number of ranks is another one. If the epoch had given no batch yet, it begins anew instead. The loop
+        warns if the state is that of another rank.
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
-            strict: whether the next loop raises ValueError if a stream without a state, which is read again, gives
-                other samples than before. False goes on behind as many batches all the same.
+            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream
+                without a state, which is read again, gives other samples than before. False passes over as many batches
+                in both cases, so samples may repeat or be missing.
 
         Raises:
             TypeError: it is no dict.

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from node_sources import Epochs, numbers  # noqa: E402
-from node_streams import STREAMS, Plan, TakesAgain, TakesOnce, Uncheckpointed, run  # noqa: E402
+from node_streams import GOING_ON, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, run  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
     BaseNode,
@@ -299,6 +299,51 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
                 loader.load_state_dict(pickle.loads(state))
                 iter(loader)
                 assert [len(items) for items in run(loader, [None, None])[0]] == [5, 5], (kind, position)
+
+
+@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_run_that_was_saved_had_left_it(
+    kind: Kind, restarts: bool, has_ended: bool
+) -> None:
+    def make() -> Loader[Any]:
+        return Loader(Header(IterableWrapper(kind(9)), 4), restart_on_stop_iteration=restarts)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    if has_ended:
+        assert list(iterator) == []
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    expected = [list(loader) for _ in range(3)]
+    later = make()
+    later.load_state_dict(state)
+    if not restarts:
+        assert list(later) == []
+    assert [list(later) for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
+@pytest.mark.parametrize("items", [0, 2])
+def test_a_loader_is_put_back_to_a_beginning_of_which_nothing_was_read(kind: Kind, items: int) -> None:
+    loader = Loader(IterableWrapper(kind(5)))
+    beginning = loader.state_dict()
+    whole = [list(loader) for _ in range(2)]
+    if items and kind is Draws:
+        return  # its beginning is taken for a place between two epochs, as that of CountsEpochs is one
+    loader = Loader(IterableWrapper(kind(5)))
+    iterator = iter(loader)
+    if items:  # another loader goes on from a state, and so never reads the very first item
+        for _ in range(items):
+            next(iterator)
+        state = loader.state_dict()
+        loader = Loader(IterableWrapper(kind(5)))
+        loader.load_state_dict(state)
+        next(iter(loader))
+    loader.load_state_dict(beginning)
+    assert [list(loader) for _ in range(2)] == whole
 
 
 def test_a_loader_that_has_been_read_can_be_put_back_to_an_earlier_place() -> None:

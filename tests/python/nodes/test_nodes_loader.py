@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
@@ -41,6 +43,39 @@ def test_a_state_is_asked_for_before_within_and_after_a_loop() -> None:
         assert list(other) == rest
         loader.load_state_dict(state)
         assert list(loader) == rest
+
+
+@pytest.mark.parametrize("makes", [numbers, lambda count: Prefetcher(numbers(count), 2)])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_an_iterator_that_has_yielded_nothing_takes_a_state_that_is_loaded(makes: Any, is_resumed: bool) -> None:
+    states = []
+    loader = Loader(makes(6))
+    for _ in iter(loader):
+        states.append(loader.state_dict())
+    loader = Loader(makes(6))
+    if is_resumed:
+        loader.load_state_dict(states[0])
+    iterator = iter(loader)
+    assert iterator.has_next()
+    loader.load_state_dict(states[2])
+    assert next(iterator) == 3
+    assert loader.state_dict()["num_yielded"] == 4
+    assert list(iterator) == [4, 5]
+    assert list(loader) == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_iterator_that_has_yielded_items_refuses_a_state_by_name() -> None:
+    loader = Loader(numbers(6))
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    next(iterator)
+    loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="after this iterator had yielded items"):
+            next(iterator)
+    assert loader.state_dict() == state
+    assert list(loader) == [1, 2, 3, 4, 5]
 
 
 def test_the_end_of_an_epoch_is_gone_on_from_with_the_next_one_or_stays_the_end() -> None:

@@ -160,11 +160,12 @@ def test_places_that_are_numbers_of_batches_are_refused_by_name(made: Any, messa
         next(iter(run))
 
 
-def test_a_first_batch_that_was_drawn_ahead_is_refused_by_name() -> None:
+def test_an_epoch_that_has_given_nothing_begins_anew_with_another_size() -> None:
     run = loader(4, "user's sampler with a state")
     iter(run)
     state = run.state_dict()
     run = loader(5, "user's sampler with a state")
     run.load_state_dict(state)
-    with pytest.raises(ValueError, match="batches that were drawn and not given"):
-        iter(run)
+    batches = list(run)
+    assert [len(batch) for batch in batches] == [5] * 10
+    assert len({*flat(batches)}) == 50

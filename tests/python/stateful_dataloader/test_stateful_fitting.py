@@ -71,6 +71,38 @@ def test_an_iterator_that_has_given_a_batch_refuses_a_state_by_name(options: dic
     assert epochs_of(loader, 1) == [[[4, 5], [6, 7], [8, 9], [10, 11]]]
 
 
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("makes", [lambda: range(12), TakesOnce], ids=["indexed", "stream"])
+def test_an_iterator_of_one_state_that_has_given_nothing_takes_the_next_state(
+    makes: Any, options: dict[str, Any]
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(makes(), batch_size=2, **options)
+
+    [whole] = epochs_of(make(), 1)
+    states = [state_after(make(), batches) for batches in (1, 3)]
+    loader = make()
+    loader.load_state_dict(states[0])
+    iterator = iter(loader)
+    loader.load_state_dict(states[1])
+    assert plain(next(iterator)) == whole[3]
+    loader.load_state_dict(states[0])
+    with pytest.raises(RuntimeError, match="after this iterator had given batches"):
+        next(iterator)
+    assert epochs_of(loader, 1) == [whole[1:]]
+
+
+def test_an_iterator_that_has_ended_without_a_batch_says_so() -> None:
+    state = state_after(StatefulDataLoader(range(4), batch_size=2), 2)
+    loader = StatefulDataLoader(range(4), batch_size=2)
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    assert list(iterator) == []
+    loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="after this iterator had ended"):
+        next(iterator)
+
+
 def test_a_state_that_another_loop_has_taken_leaves_older_iterators_alone() -> None:
     loader = StatefulDataLoader(range(12), batch_size=2)
     state = state_after(loader, 2)
@@ -88,7 +120,8 @@ def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSam
     return StatefulDataLoader(dataset, batch_size=4, sampler=sampler(dataset, count, rank))
 
 
-@pytest.mark.parametrize("batches", [1, None])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("batches", [0, 1, None])
 @pytest.mark.parametrize(
     ("saves", "loads", "message"),
     [
@@ -126,17 +159,22 @@ def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSam
         ),
     ],
 )
-def test_a_state_of_another_order_is_refused_inside_an_epoch_and_taken_between_two(
-    saves: Any, loads: Any, message: str, batches: int | None
+def test_a_state_of_another_order_is_refused_behind_the_first_batch_of_an_epoch_unless_the_load_is_not_strict(
+    saves: Any, loads: Any, message: str, batches: int | None, strict: bool
 ) -> None:
     state = state_after(saves(), batches)
     loader = loads()
-    loader.load_state_dict(state)
-    if batches is not None:
+    loader.load_state_dict(state, strict=strict)
+    if batches and strict:
         with pytest.raises(ValueError, match=message):
             iter(loader)
     else:
-        assert len(list(loader)) == len(list(loads()))
+        [whole], (rest, following) = epochs_of(loads(), 1), epochs_of(loader, 2)
+        assert [len(batch) for batch in rest] == [len(batch) for batch in whole[batches or 0 :]]
+        if not batches:
+            assert all(
+                len({*itertools.chain(*epoch)}) == len([*itertools.chain(*whole)]) for epoch in (rest, following)
+            )
 
 
 def test_indices_may_be_given_as_another_kind_of_sequence() -> None:

@@ -81,6 +81,24 @@ def test_a_program_that_goes_back_reads_again_what_came_behind_the_state(stream:
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, TakesOnce])
+def test_a_program_that_goes_back_to_the_start_forgets_a_state_that_the_stream_has_not_taken(
+    stream: Any, options: dict[str, Any]
+) -> None:
+    loader = StatefulDataLoader(stream(), 2, **options)
+    iterator = iter(loader)
+    first = loader.state_dict()
+    whole = [plain(next(iterator)) for _ in range(2)]
+    second = loader.state_dict()
+    whole += [plain(batch) for batch in iterator]
+    loader = StatefulDataLoader(stream(), 2, **options)
+    loader.load_state_dict(second)
+    iter(loader)  # a generator takes the state with its first item
+    loader.load_state_dict(first)
+    assert epochs_of(loader, 1) == [whole]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("stream", [StartsOver, AlwaysStartsOver])
 def test_the_epochs_behind_a_resumed_one_are_whole(stream: Any, options: dict[str, Any]) -> None:
     whole = epochs_of(StatefulDataLoader(stream(), 2, **options), 3)

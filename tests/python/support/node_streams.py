@@ -124,7 +124,42 @@ class Stateless:
         return iter(range(self.size))
 
 
+class GoesOn:
+    """Goes on in the next iteration where the last one was left, and counts those that have ended."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place, self.epoch = size, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < self.size:
+            self.place += 1
+            yield self.epoch, self.place
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class Itself(GoesOn):
+    """The same, as its own iterator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.place == self.size:
+            self.place, self.epoch = 0, self.epoch + 1
+            raise StopIteration
+        self.place += 1
+        return self.epoch, self.place
+
+
 STREAMS: list[Callable[[int], Any]] = [TakesOnce, CountsEpochs, CountsAtOnce, TakesAgain, Draws, Stateless]
+#: Those whose next iteration begins where the last one was left.
+GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 
 class Uncheckpointed(BaseNode[int]):
