@@ -78,7 +78,7 @@ class IterableWrapper(IteratingNode[T]):
         super().reset(initial_state)
 
     def _iterate(self) -> Iterator[T]:
-        iterable: Any = self.iterable if self._stateful is None else self._stateful
+        iterable: Any = self.iterable
         if isinstance(iterable, (set, frozenset)):
             ordered = in_fixed_order(iterable)
             iterable = iterable if ordered is None else ordered
