@@ -34,6 +34,9 @@ __all__ = ["Stateful", "StatefulStream", "StreamState", "copied", "give", "is_sa
 #: Stands for a state that was not asked for or that cannot be had; for that at the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
+#: Types of values that nothing changes.
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -92,6 +95,8 @@ def state_of(one: object) -> Any:
 
 def copied(state: Any) -> Any:
     """A state that does not change when the first one does; itself if it cannot be copied."""
+    if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
+        return state.copy()
     try:
         return copy.deepcopy(state)
     except Exception:  # what cannot be copied is the user's to keep still
@@ -130,6 +135,18 @@ class StreamState(NamedTuple):
     started: bool
     ended: bool
 
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> StreamState:
+        """The position that `_asdict` has made data of.
+
+        Raises:
+            TypeError, LookupError: it is damaged.
+        """
+        state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
+        if type(state.started) is not bool or type(state.ended) is not bool:
+            raise TypeError("started and ended are True or False")
+        return state
+
 
 class StatefulStream:
     """Reads an iterable with a state, or with iterators that have one.
@@ -158,10 +175,9 @@ class StatefulStream:
         self._is_new = True
         self._pristine = self._after_first = self._after_load = _UNKNOWN
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the iterable, or its iterator, has a state."""
-        return is_stateful(self._iterable) or self._has_inner
+    def reads(self, iterable: Any) -> bool:
+        """Whether this is the iterable."""
+        return self._iterable is iterable
 
     @property
     def _has_inner(self) -> bool:
@@ -207,6 +223,8 @@ class StatefulStream:
         """The position after the last item."""
         is_known = self._unread and self._base is not _UNKNOWN and not self._is_exact
         own, inner = self._base if is_known else self._states()
+        if not self._is_exact:
+            own, inner = copied(own), copied(inner)
         return StreamState(own, inner, self.started, self.ended if self.started else self._follows_end)
 
     def _states(self) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torchdata._reporting import warn_outside
-from torchdata._stateful import StatefulStream, StreamState
+from torchdata._stateful import StatefulStream, StreamState, give, is_stateful
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, NotReset, T
@@ -32,7 +32,7 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
+        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop", "_walk"}
     )
 
     _it: Iterator[Any]
@@ -41,6 +41,8 @@ class IteratingNode(BaseNode[T]):
     _is_exact = False
     #: Reads it, from the first reset on.
     _stream: StatefulStream | None = None
+    #: The iterator of an iterable without a state, if the iterator has one.
+    _walk: Stateful | None = None
 
     _num_yielded = 0
     #: Whether an item of this epoch was asked for.
@@ -73,7 +75,12 @@ class IteratingNode(BaseNode[T]):
         self._num_yielded, self._started, self._to_drop = 0, False, 0
         self._digest, self._loaded_digest = self._new_digest(), None
         stream = self._opened()
-        self._it = self._iterate() if stream is None else stream.begin()
+        self._it = self._walked() if stream is None else stream.begin()
+
+    def _walked(self) -> Iterator[Any]:
+        iterator = self._iterate()
+        self._walk = iterator if is_stateful(iterator) else None
+        return iterator
 
     def _opened(self) -> StatefulStream | None:
         if self._stream is None and self._stateful is not None:
@@ -95,13 +102,16 @@ class IteratingNode(BaseNode[T]):
         self._digest = self._new_digest()
         self._loaded_digest = self._saved_digest(fields)
         stream = self._opened()
-        if stream is None:
-            self._it = self._iterate()
-        else:
-            inner = fields[self.ITERATOR_KEY] if self.ITERATOR_KEY in fields else None
+        inner = fields[self.ITERATOR_KEY] if self.ITERATOR_KEY in fields else None
+        self._num_yielded, self._started, self._to_drop = yielded, started, 0
+        if stream is not None:
             self._it = stream.go_to(StreamState(fields[self.STATE_KEY], inner, started, ended))
-        self._num_yielded, self._started = yielded, started
-        self._to_drop = yielded if stream is None else 0
+            return
+        self._it = self._walked()
+        if inner is not None and self._walk is not None:
+            give(self._walk, inner)
+        else:
+            self._to_drop = yielded
 
     def _saved_digest(self, fields: Fields) -> Digest | None:
         if self.DIGEST_KEY not in fields or self._digest is None:
@@ -161,6 +171,8 @@ class IteratingNode(BaseNode[T]):
             digest = self._loaded_digest or self._digest
             if digest is not None and self._num_yielded:
                 state[self.DIGEST_KEY] = list(digest.as_tuple())
+            if self._walk is not None:
+                state[self.ITERATOR_KEY] = self._walk.state_dict()
             return state
         own, inner, started, ended = stream.state()
         if not self._is_exact:

@@ -30,8 +30,8 @@ class IterableWrapper(IteratingNode[T]):
     A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is read anew when a state is loaded, and as many items as it had yielded are
     dropped. If a sample of these is not what was read before, such as in an unseeded random order, a `RuntimeWarning`
-    says so. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
-    once at the beginning of each epoch, too.
+    says so. The iterators of the iterable may have a state, too, which is saved as well. The states are asked for once
+    at the beginning of each epoch, too.
 
     A set of strings or numbers is read in sorted order, which is the same in every process.
 

@@ -13,6 +13,7 @@ from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 
 __all__ = [
     "accounts_in",
@@ -246,4 +247,6 @@ def _lasts(pipe: Any) -> bool:
     if not hasattr(kind, "iteration_state"):
         ours = kind.__module__.startswith("torchdata.")  # these begin anew if they do not declare what lasts
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    if hooks_of(pipe)._outlives_epochs():
+        return True
     return any(state.lasts and state.saved and state.name not in _SEEDS for state in kind._declared)

@@ -1,0 +1,164 @@
+"""Iterables with a state resume alike behind all loaders: no item is lost, repeated, or read again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
+
+from streams_of_users import STATEFUL, NeedsArguments, TakesOnce, reads  # noqa: E402
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
+from torchdata.nodes import IterableWrapper as Node  # noqa: E402
+from torchdata.nodes import Loader, ParallelMapper, Prefetcher  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+SIZE = 9
+Make = Callable[[Any], Any]
+
+
+def service(workers: int) -> MultiProcessingReadingService | None:
+    return MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def of_pipe(pipe: Any, workers: int = 0) -> DataLoader2[Any]:
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=service(workers))
+    loader.seed(7)
+    return loader
+
+
+MAIN: dict[str, Make] = {
+    "wrapper": lambda stream: of_pipe(IterableWrapper(stream)),
+    "wrapper without copies": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).map(same)),
+    "shuffled": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).shuffle(buffer_size=4).batch(2)),
+    "prefetched": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).prefetch(3)),
+    "data set": lambda stream: DataLoader2.from_dataset(stream),
+    "data set in batches": lambda stream: DataLoader2.from_dataset(stream, batch_size=2, collate_fn=same),
+    "node": lambda stream: Loader(Node(stream)),
+    "node with threads": lambda stream: Loader(ParallelMapper(Prefetcher(Node(stream), 2), same, 2)),
+    "StatefulDataLoader": lambda stream: StatefulDataLoader(stream, batch_size=None),
+    "StatefulDataLoader in batches": lambda stream: StatefulDataLoader(stream, batch_size=2, collate_fn=same),
+}
+
+WORKERS: dict[str, Make] = {
+    "wrapper": lambda stream: of_pipe(IterableWrapper(stream).sharding_filter(), 2),
+    "wrapper without copies": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).sharding_filter(), 2),
+    "shuffled": lambda stream: of_pipe(
+        IterableWrapper(stream, deepcopy=False).shuffle(buffer_size=4).sharding_filter(), 2
+    ),
+    "dispatched": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).sharding_round_robin_dispatch(), 2),
+    "data set": lambda stream: DataLoader2.from_dataset(stream, num_workers=2),
+    "StatefulDataLoader": lambda stream: StatefulDataLoader(
+        stream, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    ),
+}
+
+
+def end(loader: Any) -> None:
+    if hasattr(loader, "shutdown"):
+        loader.shutdown()
+
+
+def state_of(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader.state_dict()))
+
+
+class Reader:
+    """Reads epochs of a loader, and stops between any two items, and between two epochs."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.iterator = loader, None
+        self.epochs: list[list[Any]] = []
+
+    def step(self) -> None:
+        """Begins an epoch, or reads an item or the end."""
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+            self.epochs.append([])
+            return
+        try:
+            self.epochs[-1].append(next(self.iterator))
+        except StopIteration:
+            self.iterator = None
+
+    def finish(self, epochs: int) -> list[list[Any]]:
+        while len(self.epochs) < epochs or self.iterator is not None:
+            self.step()
+        end(self.loader)
+        return self.epochs
+
+
+def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
+    """Compares a run of three epochs with one that goes through several loaders, each of which makes some steps."""
+    whole = Reader(make()).finish(3)
+    state, given, is_inside = None, [], False
+    for steps in [*stops, None]:
+        reader = Reader(make())
+        if state is not None:
+            if isinstance(reader.loader, Loader):  # a loop behind the last item is that of the next epoch otherwise
+                reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
+            reader.loader.load_state_dict(state)
+        if is_inside:
+            reader.epochs = [given.pop()]
+            reader.iterator = iter(reader.loader)
+        if steps is None:
+            given += reader.finish(3 - len(given))
+            break
+        for _ in range(steps):
+            reader.step()
+        state, is_inside = state_of(reader.loader), reader.iterator is not None
+        given += reader.epochs
+        end(reader.loader)
+    assert given == whole, stops
+
+
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("stream", STATEFUL)
+def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None:
+    chance = random.Random(f"{stream.__name__} {name}")
+    for stops in [[1], [0], [SIZE + 1], [SIZE + 2], [SIZE + 2, 1]] + [
+        [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)] for _ in range(6)
+    ]:
+        check_chain(lambda: MAIN[name](stream(SIZE)), stops)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("stream", STATEFUL)
+def test_a_chain_of_loaders_with_workers_gives_each_item_once(stream: Any, name: str) -> None:
+    chance = random.Random(f"{stream.__name__} {name}")
+    for _ in range(2):
+        check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)])
+
+
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("stream", STATEFUL)
+def test_what_lies_before_the_position_is_not_read_again(stream: Any, name: str) -> None:
+    reader = Reader(MAIN[name](stream(100)))
+    for _ in range(41):
+        reader.step()
+    state = state_of(reader.loader)
+    later = Reader(MAIN[name](stream(100)))
+    later.loader.load_state_dict(state)
+    reads.since()
+    later.step()
+    later.step()
+    assert 0 < reads.since() <= 20  # buffers, and threads that read ahead
+    end(reader.loader)
+    end(later.loader)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_a_state_dict_that_needs_arguments_is_not_asked_for(name: str) -> None:
+    for stops in [[4], [SIZE + 2], [3, 2]]:
+        check_chain(lambda: MAIN[name](NeedsArguments(SIZE)), stops)
