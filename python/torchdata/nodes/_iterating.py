@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torchdata._reporting import warn_outside
 from torchdata._stateful import StatefulStream, StreamState, give, is_stateful
+from torchdata.datapipes._pipe.seeking import seek
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, NotReset, T
@@ -123,6 +124,8 @@ class IteratingNode(BaseNode[T]):
 
     def _arrive(self) -> None:
         """Drops the items of an iterable without a state that were yielded when a loaded state was saved."""
+        if self._digest is None and seek(self._it, self._to_drop):
+            self._to_drop = 0
         while self._to_drop:
             try:
                 item = next(self._it)
