@@ -103,7 +103,7 @@ class IteratingNode(BaseNode[T]):
         self._digest = self._new_digest()
         self._loaded_digest = self._saved_digest(fields)
         stream = self._opened()
-        inner = fields[self.ITERATOR_KEY] if self.ITERATOR_KEY in fields else None
+        inner = fields.get(self.ITERATOR_KEY)
         self._num_yielded, self._started, self._to_drop = yielded, started, 0
         if stream is not None:
             self._it = stream.go_to(StreamState(fields[self.STATE_KEY], inner, started, ended))

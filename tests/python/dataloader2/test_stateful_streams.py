@@ -6,19 +6,34 @@ import os
 import pickle
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
-from streams_of_users import STATEFUL, NeedsArguments, TakesOnce, reads  # noqa: E402
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
-from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
-from torchdata.nodes import IterableWrapper as Node  # noqa: E402
-from torchdata.nodes import Loader, ParallelMapper, Prefetcher  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from torch.utils.data import SequentialSampler
+
+from restarted import pids_of
+from streams_of_users import (
+    STATEFUL,
+    BeginsAnew,
+    CountsAtOnce,
+    CountsEpochs,
+    NeedsArguments,
+    TakesAgain,
+    TakesOnce,
+    Walked,
+    WalkedInOrder,
+    reads,
+)
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper, Prefetcher
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SIZE = 9
 Make = Callable[[Any], Any]
@@ -134,11 +149,10 @@ def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("name", WORKERS)
-@pytest.mark.parametrize("stream", STATEFUL)
+@pytest.mark.parametrize("stream", [CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder])
 def test_a_chain_of_loaders_with_workers_gives_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
-    for _ in range(2):
-        check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)])
+    check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -162,3 +176,90 @@ def test_what_lies_before_the_position_is_not_read_again(stream: Any, name: str)
 def test_a_state_dict_that_needs_arguments_is_not_asked_for(name: str) -> None:
     for stops in [[4], [SIZE + 2], [3, 2]]:
         check_chain(lambda: MAIN[name](NeedsArguments(SIZE)), stops)
+
+
+def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() -> None:
+    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
+    whole = Reader(of_pipe(pipe, 2)).finish(3)
+    restarting = MultiProcessingReadingService(2, multiprocessing_context="fork", on_worker_exit="restart")
+    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=restarting)
+    epochs: list[list[Any]] = []
+    for _ in range(3):
+        epochs.append([])
+        iterator = iter(loader)
+        epochs[-1] += [next(iterator) for _ in range(150)]
+        os.kill(pids_of(loader)[0], signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="Another process has taken its place"):
+            epochs[-1] += list(iterator)
+    loader.shutdown()
+    assert epochs == whole
+
+
+class Stateless:
+    """Has no state."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+@pytest.mark.parametrize("stream", [TakesOnce, Walked])
+def test_a_state_of_one_kind_of_stream_is_loaded_by_another_that_counts_items(stream: Any) -> None:
+    for saving, loading in ((stream, Stateless), (Stateless, stream)):
+        loader = of_pipe(IterableWrapper(saving(SIZE)))
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        other = of_pipe(IterableWrapper(loading(SIZE)))
+        whole = list(of_pipe(IterableWrapper(loading(SIZE))))
+        other.load_state_dict(state_of(loader), strict=False)
+        assert list(other) == whole[4:]
+
+
+def test_a_damaged_position_of_a_stream_is_refused_by_name() -> None:
+    pipe = IterableWrapper(TakesOnce(SIZE))
+    next(iter(pipe))
+    for damage in ({}, {"own": 1}, {"own": {}, "inner": None, "started": 1, "ended": False}, [1]):
+        state = save_state(pipe, described=False)
+        state["pipes"][0]["state"]["stream"] = damage
+        with pytest.raises(ValueError, match="state of IterableWrapper is damaged"):
+            load_state(IterableWrapper(TakesOnce(SIZE)), state)
+
+
+def test_a_stream_whose_state_fails_is_read_all_the_same() -> None:
+    class Broken(TakesOnce):
+        def state_dict(self) -> Any:
+            raise OSError("no state today")
+
+    for deepcopy in (False, True):
+        loader = of_pipe(IterableWrapper(Broken(SIZE), deepcopy=deepcopy))
+        assert [list(loader), list(loader)] == [list(range(SIZE))] * 2
+        iterator = iter(loader)
+        assert [next(iterator), next(iterator)] == [0, 1]
+        other = of_pipe(IterableWrapper(Broken(SIZE), deepcopy=deepcopy))
+        with pytest.warns(RuntimeWarning, match="no state today"):
+            other.load_state_dict(state_of(loader))
+        assert list(other) == list(range(2, SIZE))
+
+
+def test_the_indices_of_a_sequential_sampler_are_skipped_at_once() -> None:
+    size = 1 << 40
+    node = MapStyleWrapper(range(size), SequentialSampler(range(size)))
+    loader = Loader(node)
+    next(iter(loader))
+    state = loader.state_dict()
+    for part in parts_of(state):
+        part.update({key: size - 2 for key in ("_num_yielded", "num_yielded") if key in part})
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator), next(iterator, None)] == [size - 2, size - 1, None]
+
+
+def parts_of(state: Any) -> list[dict[str, Any]]:
+    """All dicts in a state."""
+    if not isinstance(state, dict):
+        return []
+    return [state, *(part for value in state.values() for part in parts_of(value))]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
-from torchdata._stateful import Stateful, StatefulStream, StreamState, copied, is_stateful
+from torchdata._stateful import Stateful, StatefulStream, StreamState, copied, give, is_stateful
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
@@ -158,9 +158,14 @@ class IterableWrapper(IterDataPipe[T_co]):
             return iterate_from(self._source(), position)
         self._epoch = epoch_of(self.iterable)
         loaded, self._loaded = self._loaded, None
-        if loaded is not None or (is_stateful(self.iterable) and not position):
+        if is_stateful(self.iterable) and (loaded is not None or not position):
             return self._read_stateful(loaded)
         self._stateful = None
+        if loaded is not None and record_of(self).goes_on:
+            iterator = self._open()
+            if self._walk is not None:
+                give(self._walk, loaded.inner)
+                return iterator
         if self._stream is None:
             self._stream = SampledStream(self._name())
         return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._tell_empty)
@@ -279,9 +284,11 @@ class IterableWrapper(IterDataPipe[T_co]):
             return {}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        position = lasting.get("stream")
-        has_state = is_stateful(self.iterable) or (position is not None and position["inner"] is not None)
-        self._loaded = StreamState.of(position) if position is not None and has_state else None
+        self._loaded = StreamState.of(lasting["stream"]) if "stream" in lasting else None
+        if self._loaded is not None:
+            is_of_iterator = self._loaded.own is None and self._loaded.inner is not None
+            if is_stateful(self.iterable) == is_of_iterator:  # of another kind of stream, so items are counted
+                self._loaded = None
 
     def _compare(self, is_strict: bool) -> None:
         self._is_strict = is_strict
