@@ -161,7 +161,8 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        self._iterator: Iterator[Any] = iter(())
+        #: The iterator of the iterable, whose first item is to be read by the one that `begin` or `go_to` returns.
+        self.iterator: Any = iter(())
         #: Whether an item of this epoch was asked for, and whether the epoch is over.
         self.started = self.ended = False
         #: Whether no item was asked for since an epoch was begun or a state loaded; whether that was a state inside an
@@ -173,15 +174,22 @@ class StatefulStream:
         #: Whether the iterable was never iterated over, and its state then; that after the very first item; and that
         #: after the first item behind the last load, which is unknown once a later epoch has begun.
         self._is_new = True
-        self._pristine = self._after_first = self._after_load = _UNKNOWN
+        self._pristine: Any = _UNKNOWN
+        self._after_first: Any = _UNKNOWN
+        self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
         """Whether this is the iterable."""
         return self._iterable is iterable
 
     @property
+    def has_state(self) -> bool:
+        """Whether the iterable, or its iterator, has a state."""
+        return is_stateful(self._iterable) or self._has_inner
+
+    @property
     def _has_inner(self) -> bool:
-        return self._iterator is not self._iterable and is_stateful(self._iterator)
+        return self.iterator is not self._iterable and is_stateful(self.iterator)
 
     # -- positions ----------------------------------------------------------------------------------
 
@@ -199,17 +207,18 @@ class StatefulStream:
             self._is_new, self._pristine = False, self._base
         self.started = self.ended = False
         self._unread, self._loaded, self._turns = True, False, False
-        self._iterator = self._iterate()
+        self.iterator = self._iterate()
         return itertools.chain.from_iterable(self._pieces())
 
     def go_to(self, state: StreamState) -> Iterator[Any]:
         """Restores a position, and returns an iterator over the rest of the epoch."""
-        base, is_there = (state.own, state.inner), False
+        base: Any = state.own, state.inner
+        is_there = False
         if self._is_new:
             self._is_new, self._pristine = False, _UNKNOWN if self._is_exact else self._asked()
             is_there = not state.started and self._pristine is not _UNKNOWN and is_same(state.own, self._pristine[0])
         if is_there:
-            base, self._iterator = self._pristine, self._iterate()
+            base, self.iterator = self._pristine, self._iterate()
         else:
             self._take(*base)
         self.started, self.ended = state.started, state.started and state.ended
@@ -228,7 +237,7 @@ class StatefulStream:
         return StreamState(own, inner, self.started, self.ended if self.started else self._follows_end)
 
     def _states(self) -> tuple[Any, Any]:
-        return state_of(self._iterable), self._iterator.state_dict() if self._has_inner else None  # type: ignore[attr-defined]
+        return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
         """A copy of the states; unknown if the iterable fails to give one."""
@@ -251,10 +260,10 @@ class StatefulStream:
         has_own = is_stateful(self._iterable)
         if has_own:
             give(self._iterable, own)
-        self._iterator = iter(self._iterable)
+        self.iterator = iter(self._iterable)
         if inner is not None and self._has_inner:
-            give(self._iterator, inner)  # type: ignore[arg-type]
-        elif has_own and self._iterator is self._iterable and not is_same(state_of(self._iterable), own):
+            give(self.iterator, inner)
+        elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
             give(self._iterable, own)  # `iter` has put it to the beginning
 
     def _arrive(self) -> None:
@@ -269,7 +278,7 @@ class StatefulStream:
         elif self._is_first(item):
             return
         if not self.ended:
-            self._iterator = self._iterate()
+            self.iterator = self._iterate()
 
     def _step(self) -> Any:
         """Lets a loaded iterable take up its position. Returns the item that it gives there."""
@@ -277,7 +286,7 @@ class StatefulStream:
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has taken it up
         with contextlib.suppress(Exception):
-            item = next(self._iterator, _END)
+            item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
         return item
 
@@ -291,7 +300,7 @@ class StatefulStream:
             return False
         if not is_same(self._after_load, self._after_first):
             return False
-        self._iterator, self._after_load = itertools.chain((item,), self._iterator), _UNKNOWN
+        self.iterator, self._after_load = itertools.chain((item,), self.iterator), _UNKNOWN
         return True
 
     # -- items --------------------------------------------------------------------------------------
@@ -309,7 +318,7 @@ class StatefulStream:
                 continue
             item, first = [first], None
             yield map(item.pop, (0,))  # no name keeps the item alive
-        yield self._iterator
+        yield self.iterator
         self.ended = True
 
     def _first(self) -> Any:
@@ -322,8 +331,8 @@ class StatefulStream:
         is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._base is self._pristine
         is_watched = is_very_first or self._loaded or self._after_load is not _UNKNOWN
         if self._is_exact or self._pristine is _UNKNOWN or not is_watched:
-            return next(self._iterator)
-        item: Any = next(self._iterator, _END)
+            return next(self.iterator)
+        item: Any = next(self.iterator, _END)
         after = _END if item is _END else self._asked()
         if is_very_first:
             self._after_first = after
@@ -334,8 +343,8 @@ class StatefulStream:
             if takes_it_again:
                 if is_stateful(self._iterable):
                     give(self._iterable, self._pristine[0])
-                self._iterator = self._iterate()
-                return next(self._iterator)
+                self.iterator = self._iterate()
+                return next(self.iterator)
         if item is _END:
             raise StopIteration
         return item

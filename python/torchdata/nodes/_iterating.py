@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torchdata._reporting import warn_outside
-from torchdata._stateful import StatefulStream, StreamState, give, is_stateful
+from torchdata._stateful import StatefulStream, StreamState
 from torchdata.datapipes._pipe.seeking import seek
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.nodes._fields import Fields
@@ -22,7 +22,7 @@ __all__ = ["IteratingNode"]
 
 
 class IteratingNode(BaseNode[T]):
-    """A node that reads an iterable. Subclasses set `_stateful`, and define `_iterate` and `reset`."""
+    """A node that reads an iterable. Subclasses set `_stateful`, and define `_source` and `reset`."""
 
     NUM_YIELDED_KEY = "_num_yielded"
     STARTED_KEY = "_started"
@@ -33,7 +33,7 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop", "_walk"}
+        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_started", "_stream", "_to_drop"}
     )
 
     _it: Iterator[Any]
@@ -42,8 +42,6 @@ class IteratingNode(BaseNode[T]):
     _is_exact = False
     #: Reads it, from the first reset on.
     _stream: StatefulStream | None = None
-    #: The iterator of an iterable without a state, if the iterator has one.
-    _walk: Stateful | None = None
 
     _num_yielded = 0
     #: Whether an item of this epoch was asked for.
@@ -59,9 +57,9 @@ class IteratingNode(BaseNode[T]):
         super().__init_subclass__(**kwargs)
         cls._it = NotReset(cls.__name__)
 
-    def _iterate(self) -> Iterator[Any]:
-        """Begins an iteration over an iterable without a state."""
-        raise NotImplementedError(f"{type(self).__name__} must define _iterate()")
+    def _source(self) -> Any:
+        """What to iterate over."""
+        raise NotImplementedError(f"{type(self).__name__} must define _source()")
 
     def _prepare(self) -> None:
         """Tells the iterable what it must know before an iteration, and before a state is loaded."""
@@ -75,18 +73,17 @@ class IteratingNode(BaseNode[T]):
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
         self._digest, self._loaded_digest = self._new_digest(), None
-        stream = self._opened()
-        self._it = self._walked() if stream is None else stream.begin()
+        self._read(None)
 
-    def _walked(self) -> Iterator[Any]:
-        iterator = self._iterate()
-        self._walk = iterator if is_stateful(iterator) else None
-        return iterator
-
-    def _opened(self) -> StatefulStream | None:
-        if self._stream is None and self._stateful is not None:
-            self._stream = StatefulStream(self._stateful, self._prepare, is_exact=self._is_exact)
-        return self._stream
+    def _read(self, state: StreamState | None) -> bool:
+        """Begins an epoch, or restores a position; returns whether the iterable or its iterator has a state."""
+        iterable = self._source() if self._stateful is None else self._stateful
+        if self._stream is None or self._stateful is None:
+            self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
+        stream = self._stream
+        rest = stream.begin() if state is None else stream.go_to(state)
+        self._it = rest if stream.has_state else stream.iterator
+        return stream.has_state
 
     def _new_digest(self) -> Digest | None:
         return Digest() if self._stateful is None and self._is_sampled() else None
@@ -102,17 +99,11 @@ class IteratingNode(BaseNode[T]):
         ended = fields.flag(self.ENDED_KEY, False)
         self._digest = self._new_digest()
         self._loaded_digest = self._saved_digest(fields)
-        stream = self._opened()
+        own = None if self._stateful is None else fields[self.STATE_KEY]
         inner = fields.get(self.ITERATOR_KEY)
-        self._num_yielded, self._started, self._to_drop = yielded, started, 0
-        if stream is not None:
-            self._it = stream.go_to(StreamState(fields[self.STATE_KEY], inner, started, ended))
-            return
-        self._it = self._walked()
-        if inner is not None and self._walk is not None:
-            give(self._walk, inner)
-        else:
-            self._to_drop = yielded
+        has_state = self._read(StreamState(own, inner, started, ended))
+        self._num_yielded, self._started = yielded, started
+        self._to_drop = 0 if has_state and (self._stateful is not None or inner is not None) else yielded
 
     def _saved_digest(self, fields: Fields) -> Digest | None:
         if self.DIGEST_KEY not in fields or self._digest is None:
@@ -169,13 +160,12 @@ class IteratingNode(BaseNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
-        stream = self._stream
-        if stream is None:
+        if self._stateful is None:
             digest = self._loaded_digest or self._digest
             if digest is not None and self._num_yielded:
                 state[self.DIGEST_KEY] = list(digest.as_tuple())
-            if self._walk is not None:
-                state[self.ITERATOR_KEY] = self._walk.state_dict()
+        stream = self._stream
+        if stream is None or not stream.has_state:
             return state
         own, inner, started, ended = stream.state()
         if not self._is_exact:
@@ -185,7 +175,8 @@ class IteratingNode(BaseNode[T]):
                 state[self.ENDED_KEY] = True
         if inner is not None:
             state[self.ITERATOR_KEY] = inner
-        state[self.STATE_KEY] = own
+        if self._stateful is not None:
+            state[self.STATE_KEY] = own
         return state
 
     def _length(self, iterable: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
@@ -77,12 +77,9 @@ class IterableWrapper(IteratingNode[T]):
             self._go_to(Fields("IterableWrapper", initial_state))
         super().reset(initial_state)
 
-    def _iterate(self) -> Iterator[T]:
-        iterable: Any = self.iterable
-        if isinstance(iterable, (set, frozenset)):
-            ordered = in_fixed_order(iterable)
-            iterable = iterable if ordered is None else ordered
-        return iter(iterable)
+    def _source(self) -> Any:
+        ordered = in_fixed_order(self.iterable) if isinstance(self.iterable, (set, frozenset)) else None
+        return self.iterable if ordered is None else ordered
 
     def _is_sampled(self) -> bool:
         return is_stream(self.iterable)
@@ -169,9 +166,8 @@ class SamplerWrapper(IteratingNode[T]):
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
 
-    def _iterate(self) -> Iterator[T]:
-        self._prepare()
-        return iter(self.sampler)
+    def _source(self) -> Any:
+        return self.sampler
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
-from torchdata._stateful import Stateful, StatefulStream, StreamState, copied, give, is_stateful
+from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
@@ -129,9 +129,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     seeks_by_count = True
     #: The reading of an iterable that neither seeks nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The iterator, if it has a state and its iterable has none.
-    _walk: Stateful | None = state(saved=False)
-    #: The reading of one with a state, and the position from which the next reading resumes.
+    #: The reading of one with a state, or whose iterator has one; and the position from which the next reading resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: Whether an iterator was read in an earlier iteration; whether it has nothing left; whether a warning said so.
@@ -158,14 +156,11 @@ class IterableWrapper(IterDataPipe[T_co]):
             return iterate_from(self._source(), position)
         self._epoch = epoch_of(self.iterable)
         loaded, self._loaded = self._loaded, None
-        if is_stateful(self.iterable) and (loaded is not None or not position):
-            return self._read_stateful(loaded)
+        if loaded is not None or (is_stateful(self.iterable) and not position):
+            rest = self._read_stateful(loaded)
+            if self._stateful is not None and self._stateful.has_state:
+                return rest
         self._stateful = None
-        if loaded is not None and record_of(self).goes_on:
-            iterator = self._open()
-            if self._walk is not None:
-                give(self._walk, loaded.inner)
-                return iterator
         if self._stream is None:
             self._stream = SampledStream(self._name())
         return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._tell_empty)
@@ -174,9 +169,10 @@ class IterableWrapper(IterDataPipe[T_co]):
         source = self._source()
         is_read_on = source is self.iterable and hasattr(type(source), "__next__")
         self._is_used_up, self._was_read = self._was_read and is_read_on, is_read_on
-        iterator = iter(source)
-        self._walk = iterator if is_stateful(iterator) and iterator is not source else None
-        return iterator
+        stream = StatefulStream(source)
+        rest = stream.begin()
+        self._stateful = stream if stream.has_state else None
+        return rest if stream.has_state else stream.iterator  # type: ignore[no-any-return]
 
     def _read_stateful(self, loaded: StreamState | None) -> Iterator[T_co]:
         source, stream = self._source(), self._stateful
@@ -269,9 +265,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         """The position of an iterable that has a state, or whose iterator has one."""
         if self._loaded is not None:
             return self._loaded
-        if self._walk is not None:
-            return StreamState(None, self._walk.state_dict(), True, False)
-        return None if self._stateful is None else self._stateful.state()
+        stream = self._stateful
+        return stream.state() if stream is not None and stream.has_state else None
 
     def _outlives_epochs(self) -> bool:
         return not self.deepcopy and is_stateful(self.iterable) and is_stream(self.iterable)
