@@ -4,13 +4,13 @@ Role: runs where an iterable is read. A `StatefulStream` owns the iterator; the 
 
 An iterable reports its position at any time, but the answer belongs to the epoch only while that is read: before the
 first line of a generator has run, it is the position where the last epoch was left, and a state that was loaded shows
-only then, too. So the iterable itself is asked only once an item was asked for. Before that, its position is the one
-that was loaded, or the one where the last epoch was left.
+only then, too. So the iterable itself is asked only once an item was asked for. Before that, its position is the
+loaded position, or the position where the last epoch was left.
 
 A position within an epoch is restored by `load_state_dict`. A position between two epochs is reached in the same way as
 in the saved run: the iterable is put to where the last epoch was left, takes one step (which ends that epoch, or gives
-an item that is dropped), and is then iterated over anew. So whatever it counts (epochs, draws of a generator) goes on
-as in the saved run.
+an item that is dropped), and is then iterated over anew. So its own counts (epochs, draws of a generator) are
+those of the saved run.
 
 Some iterables, such as those of Hugging Face, take a loaded state not once but in each later iteration. An iterable
 that has the same state after the first item of a new epoch as after the first item after the load is of that kind. It
@@ -161,7 +161,7 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The iterator of the iterable, whose first item is to be read by the one that `begin` or `go_to` returns.
+        #: The iterator of the iterable. Its first item must be read through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was asked for, and whether the epoch is over.
         self.started = self.ended = False

@@ -1,4 +1,4 @@
-"""Iterables with a state resume alike behind all loaders: no item is lost, repeated, or read again."""
+"""Iterables with a state resume in the same way in all loaders, and no item is lost, repeated or read twice."""
 
 from __future__ import annotations
 

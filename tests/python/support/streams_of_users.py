@@ -24,7 +24,7 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """Takes a loaded place in the first line of its generator, once; the next epoch begins at the beginning."""
+    """Takes a loaded position in the first line of its generator, once; the next epoch begins at the beginning."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.start = size, 0, 0
@@ -97,7 +97,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Takes a loaded place in each later epoch, as streams of Hugging Face do; has no state before the first."""
+    """Takes a loaded position in each later epoch, as streams of Hugging Face do, and has no state before the first one."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -94,8 +94,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data sets with `__len__` and `__getitem__` and without `__iter__`, such as PyTorch's, which are read by the indices
     up to their length; behind them, a `sharding_filter` shares out indices (see there).
 
-    An iterable with `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by them
-    (see `torchdata.nodes.Stateful`): nothing is read again. With `deepcopy=False`, what such an iterable remembers from
+    An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by these
+    methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, what such an iterable remembers from
     epoch to epoch is part of the state, too.
 
     Other iterables are read again up to the position. The global random generators are meanwhile those with which the
@@ -129,7 +129,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     seeks_by_count = True
     #: The reading of an iterable that neither seeks nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The reading of one with a state, or whose iterator has one; and the position from which the next reading resumes.
+    #: The reading of an iterable that has a state, or whose iterator has one; the position where the next one resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: Whether an iterator was read in an earlier iteration; whether it has nothing left; whether a warning said so.
