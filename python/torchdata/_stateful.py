@@ -161,7 +161,7 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The iterator of the iterable. Its first item must be read through the iterator that `begin` or `go_to` returns.
+        #: The iterator of the iterable. Its first item is read through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was asked for, and whether the epoch is over.
         self.started = self.ended = False

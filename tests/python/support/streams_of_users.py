@@ -97,7 +97,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Takes a loaded position in each later epoch, as streams of Hugging Face do, and has no state before the first one."""
+    """Takes a loaded position in each later epoch, as streams of Hugging Face do; has no state at first."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -94,9 +94,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     data sets with `__len__` and `__getitem__` and without `__iter__`, such as PyTorch's, which are read by the indices
     up to their length; behind them, a `sharding_filter` shares out indices (see there).
 
-    An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by these
-    methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, what such an iterable remembers from
-    epoch to epoch is part of the state, too.
+    An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by
+    these methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, the state of such an
+    iterable between two epochs is saved, too.
 
     Other iterables are read again up to the position. The global random generators are meanwhile those with which the
     iterable was first read, if it draws from them. A sample of the items is compared with those of the first reading:
@@ -172,7 +172,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         stream = StatefulStream(source)
         rest = stream.begin()
         self._stateful = stream if stream.has_state else None
-        return rest if stream.has_state else stream.iterator  # type: ignore[no-any-return]
+        return rest if stream.has_state else stream.iterator
 
     def _read_stateful(self, loaded: StreamState | None) -> Iterator[T_co]:
         source, stream = self._source(), self._stateful
