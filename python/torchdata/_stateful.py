@@ -115,7 +115,7 @@ def is_same(one: Any, other: Any) -> bool:
     except Exception:  # arrays have no truth, for one
         pass
     try:
-        return pickle.dumps(one) == pickle.dumps(other)
+        return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
     except Exception:
         return False
 
