@@ -163,6 +163,12 @@ def of_states(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     return found
 
 
+def resume_from(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import resuming
+
+    return resuming.resume_from(order)
+
+
 def packing(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     from comparison import packing
 
@@ -178,6 +184,7 @@ def on_ray(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 KINDS = {
     **dict.fromkeys(("ray_rate", "ray_first_item"), on_ray),
     **dict.fromkeys(("state_rate", "state_time", "state_size", "resume_time"), of_states),
+    "resume_from": resume_from,
     "rate": rate,
     "first_item": first_item,
     "turn_around": turn_around,

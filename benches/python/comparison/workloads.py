@@ -297,6 +297,30 @@ def _resuming(items: int) -> Workload:
     )
 
 
+def _resuming_late(item: str, loader: str, workers: int) -> Workload:
+    """The time from a state to the next item, far from the beginning and near to it."""
+    options = {"loader": loader, "workers": workers}
+    what = "a stream with a state" if item == "stream" else "numbers by index"
+    near = Contender("at item 100", "ours", {**options, "items": 100})
+    return Workload(
+        f"resume-{item}-{loader}-{workers}",
+        f"resume: {loader} over {what}, {workers} workers",
+        item,
+        (Contender(OURS, "ours", {**options, "items": 1_000_000}), near),
+        (Goal("item 1,000,000 costs at most 1.2 of item 100", near.name, at_most=1.2),),
+        "resume_from",
+        "ms",
+        1e3,
+    )
+
+
+RESUME = tuple(
+    _resuming_late(item, loader, workers)
+    for item in ("stream", "index")
+    for loader in ("DataLoader2", "StatefulDataLoader", "nodes")
+    for workers in (0, 2)
+)
+
 STATES = (
     *map(_keeping, _CASES),
     *(_taking(case, "state_time", "µs", 1e6, "taking one") for case in ("plain", "large buffer")),
@@ -537,6 +561,7 @@ WORKLOADS = (
     ),
     *ON_RAY,
     *LOADERS,
+    *RESUME,
     *STATES,
     *packing("pack-lists", "packing lists of tokens into rows of 2,048", "lists"),
     packing("pack-arrays", "packing arrays of tokens into rows of 2,048", "arrays")[0],

@@ -43,6 +43,10 @@ class Fields:
             raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
         return self._state[key]
 
+    def get(self, key: str) -> Any:
+        """The value of a field; None if there is none."""
+        return self._state.get(key)
+
     def integer(self, key: str, default: int = _REQUIRED, *, least: int, most: int = sys.maxsize) -> int:
         """The value of a field that holds an integer.
 

@@ -1,4 +1,4 @@
-"""Places of nodes and iterables: asking for one that may not be had, and comparing two.
+"""Places of nodes: asking for one that may not be had.
 
 Role: a node that takes the place of its source for a state that nobody may ask for (read-ahead does so at each item)
 must work over a source that has no states. The error is kept in the place's stead, and raised if a state is asked
@@ -7,12 +7,11 @@ for.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from torchdata.nodes.base_node import BaseNode
 
-__all__ = ["Unsaved", "place_of", "same_place", "state_at"]
+__all__ = ["Unsaved", "place_of", "state_at"]
 
 
 class Unsaved:
@@ -43,15 +42,3 @@ def state_at(place: Any) -> Any:
     if type(place) is Unsaved:
         raise place.error.with_traceback(None)
     return place
-
-
-def same_place(left: Any, right: Any) -> bool:
-    """Whether two states of an iterable are equal; False if that cannot be found out."""
-    try:
-        return bool(left == right)
-    except Exception:  # arrays have no truth, for one
-        pass
-    try:
-        return pickle.dumps(left) == pickle.dumps(right)
-    except Exception:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
@@ -30,8 +30,8 @@ class IterableWrapper(IteratingNode[T]):
     A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is read anew when a state is loaded, and as many items as it had yielded are
     dropped. If a sample of these is not what was read before, such as in an unseeded random order, a `RuntimeWarning`
-    says so. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
-    once at the beginning of each epoch, too.
+    says so. The iterators of the iterable may have a state, too, which is saved as well. The states are asked for once
+    at the beginning of each epoch, too.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of these, is read in sorted order, which is
     the same in every process. A state from inside an epoch of any other set cannot be loaded.
@@ -81,9 +81,8 @@ class IterableWrapper(IteratingNode[T]):
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
 
-    def _iterate(self) -> Iterator[T]:
-        iterable: Any = self.iterable if self._stateful is None else self._stateful
-        return iter(in_fixed_order(iterable) if has_fixed_order(iterable) else iterable)
+    def _source(self) -> Any:
+        return in_fixed_order(self.iterable) if has_fixed_order(self.iterable) else self.iterable
 
     def _is_sampled(self) -> bool:
         return is_stream(self.iterable)
@@ -170,10 +169,8 @@ class SamplerWrapper(IteratingNode[T]):
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
 
-    def _iterate(self) -> Iterator[T]:
-        self._prepare()
-        sampler: Any = self.sampler
-        return iter(in_fixed_order(sampler) if has_fixed_order(sampler) else sampler)
+    def _source(self) -> Any:
+        return in_fixed_order(self.sampler) if has_fixed_order(self.sampler) else self.sampler
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from torchdata._stateful import copied
-
-__all__ = ["copied", "freeze", "is_same", "thaw"]
+__all__ = ["freeze", "thaw"]
 
 
 def freeze(state: Any) -> bytes:
@@ -30,11 +28,3 @@ def freeze(state: Any) -> bytes:
 def thaw(frozen: bytes) -> Any:
     """A state like the one that was frozen."""
     return pickle.loads(frozen)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two states are equal; states that cannot be compared by `==` are compared as bytes."""
-    try:
-        return bool(one == other)
-    except Exception:  # of arrays
-        return freeze(copied(one)) == freeze(copied(other))

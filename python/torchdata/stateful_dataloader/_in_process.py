@@ -8,9 +8,8 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from torchdata._native import SharedIterator
-from torchdata._stateful import state_of
+from torchdata._stateful import copied, state_of
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,

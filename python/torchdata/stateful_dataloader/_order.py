@@ -26,9 +26,8 @@ from torch.utils.data import (
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import give, is_stateful, state_of
+from torchdata._stateful import copied, give, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
 from torchdata.stateful_dataloader._redrawing import Draws, Replay
 from torchdata.stateful_dataloader._state import UNKNOWN

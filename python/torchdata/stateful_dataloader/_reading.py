@@ -25,11 +25,11 @@ from typing import Any
 from torch.utils.data import _DatasetKind
 
 from torchdata._reporting import warn_outside
-from torchdata._stateful import give, is_stateful, state_of
+from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._fetching import Indexed, Stream
-from torchdata.stateful_dataloader._frozen import copied, freeze, is_same
+from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,

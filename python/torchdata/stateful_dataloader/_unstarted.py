@@ -10,8 +10,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import is_stateful, state_of
-from torchdata.stateful_dataloader._frozen import copied
+from torchdata._stateful import copied, is_stateful, state_of
 from torchdata.stateful_dataloader._reading import NO_PLACE
 from torchdata.stateful_dataloader._state import UNKNOWN
 from torchdata.stateful_dataloader.sampler import BatchIndices, BatchSampler, RandomIndices, RandomSampler

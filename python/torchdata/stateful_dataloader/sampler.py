@@ -16,6 +16,7 @@ import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import give, is_stateful
+from torchdata.datapipes._pipe.seeking import seek
 from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
@@ -362,7 +363,7 @@ def pass_over(iterator: Iterator[Any], count: int) -> None:
     Raises:
         ValueError: it has not so many.
     """
-    if count > 0 and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
+    if count > 0 and not seek(iterator, count) and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
         raise ValueError(
             f"the state says that {count} indices were read, and the sampler gives fewer: what it samples from has "
             "become shorter, or the state is damaged"

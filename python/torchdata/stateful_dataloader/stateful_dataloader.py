@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import facts_of, fitted
-from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of

@@ -12,6 +12,7 @@ from typing import Any
 from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.state.hooks import hooks_of
 
 __all__ = [
     "accounts_in",
@@ -225,4 +226,6 @@ def _lasts(pipe: Any) -> bool:
     if not hasattr(kind, "iteration_state"):
         ours = kind.__module__.startswith("torchdata.")  # these begin anew if they do not declare what lasts
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    if hooks_of(pipe)._outlives_epochs():
+        return True
     return any(state.lasts and state.saved and state.name not in _SEEDS for state in kind._declared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,6 +20,7 @@ __all__ = [
     "iterate_by_index",
     "iterate_from",
     "passes_over",
+    "seek",
 ]
 
 
@@ -84,6 +86,15 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
     elif position:
         iterator = islice(iterator, position, None)
     return iterator  # type: ignore[no-any-return]
+
+
+def seek(iterator: Any, count: int) -> bool:
+    """Skips items of an iterator in constant time; False if it cannot do so, or has fewer."""
+    if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
+        return False
+    _, _, *index = iterator.__reduce__()
+    iterator.__setstate__(count + (index[0] if index and index[0] else 0))
+    return True
 
 
 def can_pass_over(iterable: Any) -> bool:

@@ -52,6 +52,10 @@ class PipeHooks:
         """
         return 1 if self.one_to_one else None
 
+    def _outlives_epochs(self) -> bool:
+        """Whether the pipe has a state that outlives an epoch, beyond what its class declares."""
+        return False
+
     # -- seeking -----------------------------------------------------------------------------------
 
     def _can_seek(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
+from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
@@ -37,6 +38,7 @@ from torchdata.datapipes._pipe.seeking import (
     iterate_from,
 )
 from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -97,6 +99,10 @@ class IterableWrapper(IterDataPipe[T_co]):
     data sets with `__len__` and `__getitem__` and without `__iter__`, such as PyTorch's, which are read by the indices
     up to their length; behind them, a `sharding_filter` shares out indices (see there).
 
+    An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by
+    these methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, the state of such an
+    iterable between two epochs is saved, too.
+
     Other iterables are read again up to the position. The global random generators are meanwhile those with which the
     iterable was first read, if it draws from them. A sample of the items is compared with those of the first reading:
     other items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
@@ -126,8 +132,11 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     data_attributes = frozenset({"iterable"})
     seeks_by_count = True
-    #: The reading of an iterable that does not seek.
+    #: The reading of an iterable that neither seeks nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
+    #: The reading of an iterable that has a state, or whose iterator has one; the position where the next one resumes.
+    _stateful: StatefulStream | None = state(saved=False, lasts=True)
+    _loaded: StreamState | None = state(saved=False, lasts=True)
     #: Whether an iterator was read in an earlier iteration; whether it has nothing left; whether a warning said so.
     _was_read = _is_used_up = False
     _is_told = False
@@ -151,6 +160,12 @@ class IterableWrapper(IterDataPipe[T_co]):
         if not is_stream(self.iterable):
             return iterate_from(self._source(), position)
         self._epoch = epoch_of(self.iterable)
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None or (is_stateful(self.iterable) and not position):
+            rest = self._read_stateful(loaded)
+            if self._stateful is not None and self._stateful.has_state:
+                return rest
+        self._stateful = None
         if self._stream is None:
             self._stream = SampledStream(self._name())
         return self._stream.read(self._open, position, is_strict=self._is_strict, if_empty=self._tell_empty)
@@ -159,7 +174,21 @@ class IterableWrapper(IterDataPipe[T_co]):
         source = self._source()
         is_read_on = source is self.iterable and hasattr(type(source), "__next__")
         self._is_used_up, self._was_read = self._was_read and is_read_on, is_read_on
-        return iter(source)
+        stream = StatefulStream(source)
+        rest = stream.begin()
+        self._stateful = stream if stream.has_state else None
+        return rest if stream.has_state else stream.iterator
+
+    def _read_stateful(self, loaded: StreamState | None) -> Iterator[T_co]:
+        source, stream = self._source(), self._stateful
+        if stream is None or not stream.reads(source):
+            stream = self._stateful = StatefulStream(source)
+        goes_on = record_of(self).goes_on
+        if loaded is not None and (goes_on or source is self.iterable):  # a copy knows nothing of epochs before
+            rest: Iterator[T_co] = stream.go_to(loaded)
+            if goes_on:
+                return rest
+        return stream.begin()
 
     def _name(self) -> str:
         kind = f"the {type(self.iterable).__name__}"
@@ -205,7 +234,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch of the iterable, if it has `set_epoch`, and a checksum of some items of one that does not seek.
+        """The epoch of the iterable, if it has `set_epoch`; its state, if it has one, or that of its iterator; and a
+        checksum of some items of one that neither has a state nor seeks.
 
         The position is the number of items yielded.
 
@@ -215,17 +245,46 @@ class IterableWrapper(IterDataPipe[T_co]):
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
         state = {} if self._stream is None else self._stream.state()
+        position = self._position()
+        if position is not None:
+            state["stream"] = position._asdict()
         return state if self._epoch is None else {**state, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the iterable read the epoch in which the state was saved, if it has `set_epoch`.
+        """Makes the next iteration of the iterable resume from the saved position, in the epoch of the saved state.
 
         Raises:
             TypeError, ValueError: the state is damaged.
         """
-        self._stream = SampledStream(self._name(), state_dict) if is_stream(self.iterable) else None
+        self._load_lasting_state(state_dict)
+        is_read_again = is_stream(self.iterable) and self._loaded is None
+        self._stream = SampledStream(self._name(), state_dict) if is_read_again else None
         if epoch_of(self.iterable) is not None and "epoch" in state_dict:
             self.iterable.set_epoch(state_dict["epoch"])
+
+    def _position(self) -> StreamState | None:
+        """The position of an iterable that has a state, or whose iterator has one."""
+        if self._loaded is not None:
+            return self._loaded
+        stream = self._stateful
+        return stream.state() if stream is not None and stream.has_state else None
+
+    def _outlives_epochs(self) -> bool:
+        return not self.deepcopy and is_stateful(self.iterable) and is_stream(self.iterable)
+
+    def _lasting_state(self) -> dict[str, Any]:
+        try:
+            position = self._position() if self._outlives_epochs() else None
+            return {} if position is None else {"stream": copied(position._asdict())}
+        except Exception:  # a state that cannot be had now; a caller that asks for one is told
+            return {}
+
+    def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
+        self._loaded = StreamState.of(lasting["stream"]) if "stream" in lasting else None
+        if self._loaded is not None:
+            is_of_iterator = self._loaded.own is None and self._loaded.inner is not None
+            if is_stateful(self.iterable) == is_of_iterator:  # of another kind of stream, so items are counted
+                self._loaded = None
 
     def _compare(self, is_strict: bool) -> None:
         self._is_strict = is_strict

@@ -1,0 +1,265 @@
+"""Iterables with a state resume in the same way in all loaders, and no item is lost, repeated or read twice."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
+
+from torch.utils.data import SequentialSampler
+
+from restarted import pids_of
+from streams_of_users import (
+    STATEFUL,
+    BeginsAnew,
+    CountsAtOnce,
+    CountsEpochs,
+    NeedsArguments,
+    TakesAgain,
+    TakesOnce,
+    Walked,
+    WalkedInOrder,
+    reads,
+)
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper, Prefetcher
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+SIZE = 9
+Make = Callable[[Any], Any]
+
+
+def service(workers: int) -> MultiProcessingReadingService | None:
+    return MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def of_pipe(pipe: Any, workers: int = 0) -> DataLoader2[Any]:
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=service(workers))
+    loader.seed(7)
+    return loader
+
+
+MAIN: dict[str, Make] = {
+    "wrapper": lambda stream: of_pipe(IterableWrapper(stream)),
+    "wrapper without copies": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).map(same)),
+    "shuffled": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).shuffle(buffer_size=4).batch(2)),
+    "prefetched": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).prefetch(3)),
+    "data set": lambda stream: DataLoader2.from_dataset(stream),
+    "data set in batches": lambda stream: DataLoader2.from_dataset(stream, batch_size=2, collate_fn=same),
+    "node": lambda stream: Loader(Node(stream)),
+    "node with threads": lambda stream: Loader(ParallelMapper(Prefetcher(Node(stream), 2), same, 2)),
+    "StatefulDataLoader": lambda stream: StatefulDataLoader(stream, batch_size=None),
+    "StatefulDataLoader in batches": lambda stream: StatefulDataLoader(stream, batch_size=2, collate_fn=same),
+}
+
+WORKERS: dict[str, Make] = {
+    "wrapper": lambda stream: of_pipe(IterableWrapper(stream).sharding_filter(), 2),
+    "wrapper without copies": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).sharding_filter(), 2),
+    "shuffled": lambda stream: of_pipe(
+        IterableWrapper(stream, deepcopy=False).shuffle(buffer_size=4).sharding_filter(), 2
+    ),
+    "dispatched": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).sharding_round_robin_dispatch(), 2),
+    "data set": lambda stream: DataLoader2.from_dataset(stream, num_workers=2),
+    "StatefulDataLoader": lambda stream: StatefulDataLoader(
+        stream, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    ),
+}
+
+
+def end(loader: Any) -> None:
+    if hasattr(loader, "shutdown"):
+        loader.shutdown()
+
+
+def state_of(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader.state_dict()))
+
+
+class Reader:
+    """Reads epochs of a loader, and stops between any two items, and between two epochs."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.iterator = loader, None
+        self.epochs: list[list[Any]] = []
+
+    def step(self) -> None:
+        """Begins an epoch, or reads an item or the end."""
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+            self.epochs.append([])
+            return
+        try:
+            self.epochs[-1].append(next(self.iterator))
+        except StopIteration:
+            self.iterator = None
+
+    def finish(self, epochs: int) -> list[list[Any]]:
+        while len(self.epochs) < epochs or self.iterator is not None:
+            self.step()
+        end(self.loader)
+        return self.epochs
+
+
+def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
+    """Compares a run of three epochs with one that goes through several loaders, each of which makes some steps."""
+    whole = Reader(make()).finish(3)
+    state, given, is_inside = None, [], False
+    for steps in [*stops, None]:
+        reader = Reader(make())
+        if state is not None:
+            if isinstance(reader.loader, Loader):  # a loop behind the last item is that of the next epoch otherwise
+                reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
+            reader.loader.load_state_dict(state)
+        if is_inside:
+            reader.epochs = [given.pop()]
+            reader.iterator = iter(reader.loader)
+        if steps is None:
+            given += reader.finish(3 - len(given))
+            break
+        for _ in range(steps):
+            reader.step()
+        state, is_inside = state_of(reader.loader), reader.iterator is not None
+        given += reader.epochs
+        end(reader.loader)
+    assert given == whole, stops
+
+
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("stream", STATEFUL)
+def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None:
+    chance = random.Random(f"{stream.__name__} {name}")
+    for stops in [[1], [0], [SIZE + 1], [SIZE + 2], [SIZE + 2, 1]] + [
+        [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)] for _ in range(6)
+    ]:
+        check_chain(lambda: MAIN[name](stream(SIZE)), stops)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("stream", [CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder])
+def test_a_chain_of_loaders_with_workers_gives_each_item_once(stream: Any, name: str) -> None:
+    chance = random.Random(f"{stream.__name__} {name}")
+    check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
+
+
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("stream", STATEFUL)
+def test_what_lies_before_the_position_is_not_read_again(stream: Any, name: str) -> None:
+    reader = Reader(MAIN[name](stream(100)))
+    for _ in range(41):
+        reader.step()
+    state = state_of(reader.loader)
+    later = Reader(MAIN[name](stream(100)))
+    later.loader.load_state_dict(state)
+    reads.since()
+    later.step()
+    later.step()
+    assert 0 < reads.since() <= 20  # buffers, and threads that read ahead
+    end(reader.loader)
+    end(later.loader)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_a_state_dict_that_needs_arguments_is_not_asked_for(name: str) -> None:
+    for stops in [[4], [SIZE + 2], [3, 2]]:
+        check_chain(lambda: MAIN[name](NeedsArguments(SIZE)), stops)
+
+
+def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() -> None:
+    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
+    whole = Reader(of_pipe(pipe, 2)).finish(3)
+    restarting = MultiProcessingReadingService(2, multiprocessing_context="fork", on_worker_exit="restart")
+    pipe = IterableWrapper(CountsEpochs(400), deepcopy=False).sharding_filter()
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=restarting)
+    epochs: list[list[Any]] = []
+    for _ in range(3):
+        epochs.append([])
+        iterator = iter(loader)
+        epochs[-1] += [next(iterator) for _ in range(150)]
+        os.kill(pids_of(loader)[0], signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="Another process has taken its place"):
+            epochs[-1] += list(iterator)
+    loader.shutdown()
+    assert epochs == whole
+
+
+class Stateless:
+    """Has no state."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+@pytest.mark.parametrize("stream", [TakesOnce, Walked])
+def test_a_state_of_one_kind_of_stream_is_loaded_by_another_that_counts_items(stream: Any) -> None:
+    for saving, loading in ((stream, Stateless), (Stateless, stream)):
+        loader = of_pipe(IterableWrapper(saving(SIZE)))
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        other = of_pipe(IterableWrapper(loading(SIZE)))
+        whole = list(of_pipe(IterableWrapper(loading(SIZE))))
+        other.load_state_dict(state_of(loader), strict=False)
+        assert list(other) == whole[4:]
+
+
+def test_a_damaged_position_of_a_stream_is_refused_by_name() -> None:
+    pipe = IterableWrapper(TakesOnce(SIZE))
+    next(iter(pipe))
+    for damage in ({}, {"own": 1}, {"own": {}, "inner": None, "started": 1, "ended": False}, [1]):
+        state = save_state(pipe, described=False)
+        state["pipes"][0]["state"]["stream"] = damage
+        with pytest.raises(ValueError, match="state of IterableWrapper is damaged"):
+            load_state(IterableWrapper(TakesOnce(SIZE)), state)
+
+
+def test_a_stream_whose_state_fails_is_read_all_the_same() -> None:
+    class Broken(TakesOnce):
+        def state_dict(self) -> Any:
+            raise OSError("no state today")
+
+    for deepcopy in (False, True):
+        loader = of_pipe(IterableWrapper(Broken(SIZE), deepcopy=deepcopy))
+        assert [list(loader), list(loader)] == [list(range(SIZE))] * 2
+        iterator = iter(loader)
+        assert [next(iterator), next(iterator)] == [0, 1]
+        other = of_pipe(IterableWrapper(Broken(SIZE), deepcopy=deepcopy))
+        with pytest.warns(RuntimeWarning, match="no state today"):
+            other.load_state_dict(state_of(loader))
+        assert list(other) == list(range(2, SIZE))
+
+
+def test_the_indices_of_a_sequential_sampler_are_skipped_at_once() -> None:
+    size = 1 << 40
+    node = MapStyleWrapper(range(size), SequentialSampler(range(size)))
+    loader = Loader(node)
+    next(iter(loader))
+    state = loader.state_dict()
+    for part in parts_of(state):
+        part.update({key: size - 2 for key in ("_num_yielded", "num_yielded") if key in part})
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator), next(iterator, None)] == [size - 2, size - 1, None]
+
+
+def parts_of(state: Any) -> list[dict[str, Any]]:
+    """All dicts in a state."""
+    if not isinstance(state, dict):
+        return []
+    return [state, *(part for value in state.values() for part in parts_of(value))]

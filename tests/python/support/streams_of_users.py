@@ -1,0 +1,270 @@
+"""Iterables with states, one of each kind that is in use; they count the items that they read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+
+class Reads:
+    """How many items all streams of this process have read."""
+
+    count = 0
+
+    def since(self) -> int:
+        """How many since this was last asked."""
+        found, self.count = self.count, 0
+        return found
+
+
+reads = Reads()
+
+
+class TakesOnce(IterableDataset[Any]):
+    """Takes a loaded position in the first line of its generator, once; the next epoch begins at the beginning."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place, self.start = size, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place, self.start = self.start, 0
+        yield from self.rest()
+
+    def rest(self) -> Iterator[Any]:
+        while self.place < self.size:
+            reads.count += 1
+            self.place += 1
+            yield self.item(self.place - 1)
+
+    def item(self, number: int) -> Any:
+        return number
+
+    def state_dict(self) -> Any:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.start = state_dict["place"]
+
+
+class CountsEpochs(TakesOnce):
+    """Counts its epochs in the first line of its generator, and shuffles by their number."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.epoch, self.is_loaded = 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        yield from self.rest()
+
+    def begin(self) -> None:
+        if not self.is_loaded:
+            self.epoch, self.place = self.epoch + 1, 0
+        self.is_loaded = False
+        self.order = list(range(self.size))
+        random.Random(self.epoch).shuffle(self.order)
+
+    def item(self, number: int) -> Any:
+        return 1000 * self.epoch + self.order[number]
+
+    def state_dict(self) -> Any:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place, self.epoch, self.is_loaded = state_dict["place"], state_dict["epoch"], True
+
+
+class CountsAtOnce(CountsEpochs):
+    """The same, but where `iter()` is called."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        return self.rest()
+
+
+class BeginsAnew(TakesOnce):
+    """Prepares the next epoch when one ends."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rest()
+        self.place = 0
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place = state_dict["place"]
+
+
+class TakesAgain(TakesOnce):
+    """Takes a loaded position in each later epoch, as streams of Hugging Face do; has no state at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.loaded: Any = None
+        self.has_begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.has_begun, self.place = True, 0 if self.loaded is None else self.loaded["place"]
+        yield from self.rest()
+
+    def state_dict(self) -> Any:
+        return {"place": self.place} if self.has_begun else None
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.loaded = state_dict
+
+
+class ItsOwnIterator(TakesOnce):
+    """Is its own iterator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.place == self.size:
+            self.place = 0
+            raise StopIteration
+        reads.count += 1
+        self.place += 1
+        return self.place - 1
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place = state_dict["place"]
+
+
+class LiveState(CountsEpochs):
+    """Returns the dict that it changes, and keeps the dict that it is given."""
+
+    def __init__(self, size: int) -> None:
+        self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}
+        super().__init__(size)
+
+    @property
+    def place(self) -> Any:
+        return self.live["place"]
+
+    @place.setter
+    def place(self, value: int) -> None:
+        self.live["place"] = value
+        self.live["history"][0][0] = value
+
+    @property
+    def epoch(self) -> Any:
+        return self.live["epoch"]
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self.live["epoch"] = value
+
+    def state_dict(self) -> Any:
+        return self.live
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        assert state_dict["history"] == [[state_dict["place"]]]
+        self.live, self.is_loaded = state_dict, True
+
+
+class Draws(CountsEpochs):
+    """Draws its order from a generator, whose state before the epoch is part of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.generator = random.Random(1)
+        self.before: Any = self.generator.getstate()
+
+    def begin(self) -> None:
+        if self.is_loaded:
+            self.generator.setstate(self.before)
+        else:
+            self.place = 0
+        self.is_loaded, self.before = False, self.generator.getstate()
+        self.order = list(range(self.size))
+        self.generator.shuffle(self.order)
+
+    def state_dict(self) -> Any:
+        return {"place": self.place, "before": self.before}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place, self.before, self.is_loaded = state_dict["place"], state_dict["before"], True
+
+
+class Walk:
+    """An iterator with a state."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place = size, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.place == self.size:
+            raise StopIteration
+        reads.count += 1
+        self.place += 1
+        return self.place - 1
+
+    def state_dict(self) -> Any:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place = state_dict["place"]
+
+
+class Walked(IterableDataset[Any]):
+    """Has no state, but its iterators have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        return Walk(self.size)
+
+
+class WalkedInOrder(Walked):
+    """Has a state, the number of the epoch, and its iterators have another one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.epoch, self.is_loaded = 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch, self.is_loaded = self.epoch + (not self.is_loaded), False
+        return WalkInOrder(self.size, self.epoch)
+
+    def state_dict(self) -> Any:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.epoch, self.is_loaded = state_dict["epoch"], True
+
+
+class WalkInOrder(Walk):
+    def __init__(self, size: int, epoch: int) -> None:
+        super().__init__(size)
+        self.order = list(range(size))
+        random.Random(epoch).shuffle(self.order)
+
+    def __next__(self) -> Any:
+        return self.order[super().__next__()]
+
+
+class NeedsArguments(TakesOnce):
+    """Its `state_dict` needs an argument, so it is read again."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place = 0
+        yield from self.rest()
+
+    def state_dict(self, consumed: int) -> Any:  # type: ignore[override]
+        raise AssertionError("nobody knows the argument")
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise AssertionError("nobody has a state")
+
+
+STATEFUL: list[Callable[[int], Any]] = [
+    TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, ItsOwnIterator, LiveState, Draws, Walked,
+    WalkedInOrder,
+]  # fmt: skip
