@@ -9,11 +9,11 @@ recorder of statistics; each owns what is its own, and the loader locks, ends an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
+from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
@@ -48,10 +48,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 if TYPE_CHECKING:
     from torchdata._drawing.graph import Graph
     from torchdata._drawing.picture import Picture
-    from torchdata._observe.show.progress import Progress
-    from torchdata._observe.show.shown import ShownStats
-    from torchdata._observe.stats.diagnosis import Verdict
-    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
 
@@ -63,7 +59,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
-class DataLoader2(Finalized, Generic[T_co]):
+class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate it once per epoch.
 
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
@@ -93,6 +89,9 @@ class DataLoader2(Finalized, Generic[T_co]):
             for what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
         stall_warning: after how many seconds in which `next` got no item a `RuntimeWarning` says who waits for whom,
             and where; None: never.
+        wait_warning: the share of an epoch that the program may wait for the loader. The first epoch of 5 seconds or
+            more that waits longer gives a `RuntimeWarning` with the verdict of `diagnose()`. None, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
         of_torchs_loader: nothing. Arguments of torch's `DataLoader` are refused by a message that says what takes their
             place.
 
@@ -119,6 +118,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None: ...
 
@@ -132,6 +132,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None: ...
 
@@ -144,12 +145,13 @@ class DataLoader2(Finalized, Generic[T_co]):
         num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None:
         self._ended = True  # a loader whose construction fails has nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
-        recorder = Recorder(stats, stall_warning)
+        recorder = Recorder(stats, stall_warning, wait_warning)
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
@@ -210,6 +212,9 @@ class DataLoader2(Finalized, Generic[T_co]):
         collate_fn: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        stats: StatsLevel | None = None,
+        stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
         """A loader of a data set, with the usual pipeline: order, share, batch, collate.
@@ -237,6 +242,9 @@ class DataLoader2(Finalized, Generic[T_co]):
                 loaded, tensors) of batches.
             seed: from which all epochs follow, as by `seed()`.
             reading_service: how the pipeline is run, in the place of `num_workers`.
+            stats: what is counted, as in `DataLoader2`; so are the next two.
+            stall_warning: after how many seconds without an item a warning says where the loader hangs.
+            wait_warning: the share of an epoch that the program may wait for the loader without a warning.
 
         Raises:
             TypeError: `dataset` is none, or another argument is of another kind.
@@ -253,7 +261,13 @@ class DataLoader2(Finalized, Generic[T_co]):
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
         if reading_service is None:
             reading_service = InProcessReadingService()
-        loader = cls(pipe, reading_service=reading_service)
+        loader = cls(
+            pipe,
+            reading_service=reading_service,
+            stats=stats,
+            stall_warning=stall_warning,
+            wait_warning=wait_warning,
+        )
         if seed is not None:
             loader.seed(seed)
         return loader
@@ -515,28 +529,13 @@ class DataLoader2(Finalized, Generic[T_co]):
 
     # -- what it says of itself --------------------------------------------------------------------
 
-    def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """The loader's counts: rates, waits, memory, by process and by pipe. `print` shows them as a table.
+    def _epochs_ended(self) -> int:
+        return 0 if self._run.is_iterating else self._run.epochs
 
-        They can be asked for at any time, also from another thread and after `shutdown`.
-
-        Args:
-            since: earlier statistics of this loader, from which on to count; None counts from its first epoch.
-        """
-        return self._recorder.stats(since)
-
-    def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """Tells in words what limits the program: loading or training, which worker, which pipe, and what would help.
-
-        Args:
-            since: earlier statistics of this loader, from which on to look; None looks at all epochs.
-        """
-        from torchdata._observe.stats.diagnosis import diagnose
-
-        stats = self.stats(since)
-        if not stats.epoch and not self._run.is_iterating:  # an epoch begins with its first item, and there was none
-            stats = replace(stats, epoch=self._run.epochs, epochs=self._run.epochs)
-        return diagnose(stats)
+    def worker_pids(self) -> list[int]:
+        """See `ObservedLoader`."""
+        processes = None if self.reading_service is None else self._pipeline.contract.engine_processes()
+        return [] if processes is None else processes.pids
 
     def picture(self) -> Picture:
         """A drawing of the loader's processes and counts; before the first epoch, of its pipeline. See
@@ -544,26 +543,6 @@ class DataLoader2(Finalized, Generic[T_co]):
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())
-
-    def progress(self, **options: Any) -> Progress[T_co]:
-        """Iterates over an epoch and shows how it goes: items a second, how much is done, how long is waited.
-
-        The bar is `tqdm`'s, or where that is not installed `rich`'s, which asks for ipywidgets in notebooks. Terminals
-        and notebooks show it. There is none elsewhere, so that logs stay clean, nor where neither is installed.
-
-        Args:
-            options: `description` (text before the bar), `file` (where it goes instead of stderr), `interval` (seconds
-                between two looks at the waits, 0.5) and `backend` ("tqdm" or "rich" for one of them in particular).
-
-        Example:
-            >>> from torchdata.dataloader2 import DataLoader2
-            >>> from torchdata.datapipes.iter import IterableWrapper
-            >>> [item for item in DataLoader2(IterableWrapper(range(3))).progress()]
-            [0, 1, 2]
-        """
-        from torchdata._observe.show.progress import Progress
-
-        return Progress(self, **options)
 
     def __repr__(self) -> str:
         from torchdata._observe.show.words import described

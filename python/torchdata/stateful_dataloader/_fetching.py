@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sized
 from itertools import islice, repeat
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +23,22 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
 
+
+class _Timed:
+    """A fetcher that can tell when the samples of a batch were read, and how many they are."""
+
+    times = False
+    read_at = num_read = 0
+
+    def _note_read(self, samples: int) -> None:
+        self.read_at, self.num_read = perf_counter_ns(), samples
+
+
 #: How many indices of a batch a note names.
 _NAMED = 8
 
 
-class Indexed(_MapDatasetFetcher):
+class Indexed(_Timed, _MapDatasetFetcher):
     """Torch's fetcher for datasets that are read by index."""
 
     def fetch(self, possibly_batched_index: Any) -> Any:
@@ -63,6 +75,8 @@ class Indexed(_MapDatasetFetcher):
         return data
 
     def _collated(self, data: Any, indices: Any) -> Any:
+        if self.times:
+            self._note_read(len(data) if self.auto_collation else 1)
         try:
             return self.collate_fn(data)
         except Exception as error:
@@ -73,7 +87,7 @@ class Indexed(_MapDatasetFetcher):
             raise
 
 
-class Stream(_IterableDatasetFetcher):
+class Stream(_Timed, _IterableDatasetFetcher):
     """Torch's fetcher for iterable datasets."""
 
     #: Whether Ctrl-C has interrupted the dataset within a sample: a generator has ended, or the sample is lost.

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
+from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
 from torchdata._stateful import give, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import Digest
@@ -114,6 +115,13 @@ class Reader:
         self._trial: _Trial | None = None
         #: Whether, and when, places are kept that nobody has asked for.
         self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
+        #: What times batches, and after how many the next one is timed.
+        self._clock: BatchClock | None = None
+        self._until_timed = 0
+
+    def time_by(self, clock: BatchClock | None) -> None:
+        """Has some of the batches timed from now on."""
+        self._clock, self._until_timed = clock, 1 if clock is not None else 0
 
     # -- what is known of the dataset ----------------------------------------------------------------
 
@@ -388,8 +396,25 @@ class Reader:
             raise StopIteration
         self._fetched += 1
         if self._trial is None or self._fetched > 1:
-            return self._fetcher.fetch(index)
+            self._until_timed -= 1
+            return self._fetch_timed(index) if self._until_timed == 0 else self._fetcher.fetch(index)
         return self._fetch_first(self._trial, index)
+
+    def _fetch_timed(self, index: Any) -> Any:
+        if self._clock is None:  # it counts down from a copy
+            return self._fetcher.fetch(index)
+        self._until_timed = 1  # if it raises, the next one is timed
+        fetcher = self._fetcher
+        fetcher.times, fetcher.read_at = True, 0
+        began = time.perf_counter_ns()
+        try:
+            batch = fetcher.fetch(index)
+        finally:
+            fetcher.times = False
+        if fetcher.read_at:
+            read = fetcher.read_at
+            self._until_timed = self._clock.note(fetcher.num_read, read - began, time.perf_counter_ns() - read)
+        return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
         """The states of dataset and iterator, to be compared with others."""

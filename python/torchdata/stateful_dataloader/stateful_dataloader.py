@@ -11,13 +11,15 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._observe.observed import ObservedLoader
+from torchdata._observe.stats.batches import BatchRecorder
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import check_fits, facts_of
 from torchdata.stateful_dataloader._frozen import copied
@@ -31,6 +33,9 @@ from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
+
+if TYPE_CHECKING:
+    from torchdata._observe.stats.recorder import StatsLevel
 
 __all__ = ["StatefulDataLoader", "default_collate", "default_convert", "get_worker_info"]
 
@@ -47,7 +52,7 @@ class _Indexed(Protocol[T_co]):
 _KNOWS_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
-class StatefulDataLoader(DataLoader[T_co]):
+class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     """Torch's `DataLoader`, with `state_dict` and `load_state_dict`.
 
     The order of samples, the seeds of workers and all arguments are those of `torch.utils.data.DataLoader`; see there.
@@ -108,6 +113,11 @@ class StatefulDataLoader(DataLoader[T_co]):
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
+        stats: how often batches are timed: "counts" times so few that it costs less than 1 %, "full" each one; None for
+            what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
+        wait_warning: the share of an epoch that the program may wait for batches. The first epoch of 5 seconds or more
+            that waits longer gives a `RuntimeWarning`, which names the slow function, its file and its line. None, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -157,6 +167,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         error_limit: int | float | None = None,
         error_log: str | os.PathLike[str] | None = None,
         error_fill: bool = False,
+        stats: StatsLevel | None = None,
+        wait_warning: float | None = 0.3,
     ) -> None:
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(
@@ -170,6 +182,7 @@ class StatefulDataLoader(DataLoader[T_co]):
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
+        recorder = BatchRecorder(stats, wait_warning)
         any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
         super().__init__(
             any_dataset,
@@ -196,6 +209,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
+        self._recorder = recorder
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
@@ -239,6 +253,12 @@ class StatefulDataLoader(DataLoader[T_co]):
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
 
+    # -- what it says of itself ----------------------------------------------------------------------
+
+    def worker_pids(self) -> list[int]:
+        """See `ObservedLoader`."""
+        return [] if self._iterator is None else self._iterator.worker_pids
+
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -255,7 +275,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, by `copy` or pickle, is a loader of its own, which has not begun."""
-        return {**self.__dict__, "_iterator": None}
+        return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def _unstarted(self) -> dict[str, Any]:
         """The state before the first loop: where the order and the seeds will be drawn from."""
