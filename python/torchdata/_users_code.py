@@ -17,10 +17,10 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-__all__ = ["INDEXED", "ITERATED", "UsersCode", "code_of", "codes_of_dataset", "place_of", "raised_in"]
+__all__ = ["INDEXED", "ITERATED", "READ", "UsersCode", "code_of", "codes_of_dataset", "place_of", "raised_in"]
 
-#: The methods by which a data set is read by index, and by which it is iterated over.
-INDEXED, ITERATED = ("__getitem__",), ("__next__", "__iter__", "__getitem__")
+#: The methods by which a data set is read by index; by which PyTorch reads it; and by which it is iterated over.
+INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes in which classes of PyTorch and of this package keep what they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
 #: How many data sets within others are looked at.

@@ -107,9 +107,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
         error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `worker`
-            (its number, or null), `dataset` (its class), `index`, `error`, `message` and `notes`. The index of a
-            stream is the number of the sample that the iterator of that worker raised at, counted from 0, or null
-            where the dataset was given a state inside an epoch. None: no file.
+            (its number, or null), `dataset` (your code that reads samples, with its file and line), `index`, `error`,
+            `message` and `notes`. The index of a stream is the number of the sample that the iterator of that worker
+            raised at, counted from 0, or null where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.

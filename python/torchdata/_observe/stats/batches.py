@@ -18,7 +18,7 @@ from torchdata._observe.stats.labels import describe_pipes
 from torchdata._observe.stats.model import STATEFUL
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import is_users
-from torchdata._users_code import INDEXED, ITERATED, code_of, codes_of_dataset, place_of
+from torchdata._users_code import ITERATED, READ, code_of, codes_of_dataset, place_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _row(name: str, location: str, reader: int | None = None) -> _Row:
 
 def _name_of_dataset(dataset: Any, is_iterable: bool) -> tuple[str, str]:
     """The user's code that makes samples, and where it stands."""
-    methods = ITERATED if is_iterable else ("__getitems__", *INDEXED)
+    methods = ITERATED if is_iterable else READ
     codes = codes_of_dataset(dataset, methods)
     if codes:
         return codes[0].name, codes[0].location

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._reporting import PACKAGE, name_of
 from torchdata._users_code import INDEXED, ITERATED, UsersCode, code_of, codes_of_dataset, place_of
+from torchdata.datapipes._pipe.blaming import codes_read_by
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.unloaded import can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
@@ -69,7 +70,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
     for number, pipe in enumerate(pipes):
         flags = _flags(pipe) | (Flag.PUT_OFF if id(pipe) in put_off else Flag(0))
         name, location = name_of(pipe), (location_of(pipe) or "") if isinstance(pipe, IterDataPipe) else ""
-        if codes := _codes_of(pipe):
+        if codes := _codes_of(pipe, full):
             name, location = codes[0].name, codes[0].location
         capacity = getattr(pipe, "buffer_size", 0) if flags & Flag.HOLDS else 0
         described.append(
@@ -85,10 +86,15 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
     return described
 
 
-def _codes_of(pipe: Any) -> list[UsersCode]:
-    """The code of the user's data set that a pipe reads, if the pipe does nothing else."""
+def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
+    """The code of the user's data set that a pipe reads, if the pipe does nothing else.
+
+    If map pipes are not timed, the pipe that reads one stands for it.
+    """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
+    if not full and len(codes := codes_read_by(pipe)) == 1:
+        return codes
     return codes_of_dataset(pipe, ITERATED) if type(pipe).__name__ == "IterableWrapper" else []
 
 
@@ -96,7 +102,7 @@ def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
     """Whether a pipe is counted: a map pipe only if it is timed and runs code of the user's."""
     if isinstance(pipe, IterDataPipe):
         return True
-    return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe)) and _is_timed(pipe, graph)
+    return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:

@@ -7,11 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata._native import IterationToken
 from torchdata._reporting import name_of
-from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, raised_in
+from torchdata._users_code import INDEXED, ITERATED, UsersCode, codes_of_dataset, raised_in
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, sources_of
+from torchdata.datapipes._pipe.state.record import token_of
 
-__all__ = ["blamed_name"]
+__all__ = ["blamed_name", "codes_read_by", "counted_at"]
+
+
+def codes_read_by(datapipe: Any) -> list[UsersCode]:
+    """The user's code that makes the items of the map pipes which a pipe reads."""
+    read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
+    return [code for source in read for code in codes_of_dataset(source, INDEXED)]
+
+
+def counted_at(datapipe: Any) -> IterationToken:
+    """Where the items are counted that are skipped at a pipe: at the map pipe that it reads, if that is counted."""
+    for source in sources_of(datapipe):
+        if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
+            return token
+    return token_of(datapipe)
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
@@ -21,8 +37,7 @@ def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
         datapipe: the pipe.
         error: what was raised; None if that is not known any more.
     """
-    read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
-    codes = [code for source in read for code in codes_of_dataset(source, INDEXED)]
+    codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)
     found = codes[0] if len(codes) == 1 and error is None else None

@@ -32,7 +32,7 @@ from torchdata._reporting import (
     notes_of,
     warn_outside,
 )
-from torchdata.datapipes._pipe.blaming import blamed_name
+from torchdata.datapipes._pipe.blaming import blamed_name, counted_at
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
@@ -234,7 +234,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         )
         return False
     record.skipped = plus_one(record.skipped, type(error).__name__)
-    token_of(datapipe).count_skipped(type(error).__name__)
+    counted_at(datapipe).count_skipped(type(error).__name__)
     if owner.log is not None:
         number = yielded + sum(record.skipped.values()) - 1
         found = {"worker": worker, "pipe": blamed_name(datapipe, error), "item": number, "key": _key_of(error)}
