@@ -21,7 +21,7 @@ from torchdata._observe.stats.model import added
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-__all__ = ["RULES", "Verdict", "diagnose", "waited_for_long"]
+__all__ = ["RULES", "Verdict", "diagnose"]
 
 #: Items from which on there is something to say.
 FEWEST = 10
@@ -43,6 +43,8 @@ MOST_WORKERS = 64
 WITHIN_REACH = 0.1
 #: Seconds of an item from which on workers are advised: one comes from a worker in half a microsecond, at best.
 WORTH_A_WORKER = 2e-6
+#: Seconds that sending an item takes from which on it may be said to limit a program.
+WORTH_PACKING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Verdict:
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
-            "dispatching", "network", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
-            "slow worker" or "loading".
+            "dispatching", "network", "sending", "packing", "idle workers", "slow source", "work before sharding",
+            "skewed shard", "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
         pipe: the pipe at fault, if one is known.
@@ -76,27 +78,6 @@ def diagnose(stats: LoaderStats) -> Verdict:
         if verdict is not None:
             return _with_skipped(verdict, stats)
     raise AssertionError("the last rule always speaks")
-
-
-def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """One line on an epoch that has waited for its loader for more than a share of its time; None if it has not.
-
-    Args:
-        stats: the statistics of the epoch.
-        loader: the class of the loader.
-        share: the share.
-    """
-    first = (stats.first_item_seconds or 0.0) * stats.epochs
-    inside = stats.loading if stats.loading is not None else stats.waiting
-    whole = first + stats.seconds
-    waited = (first + inside * stats.seconds) / whole if whole > 0 else 0.0
-    verdict = diagnose(stats)
-    if waited <= share or verdict.kind in ("training", "too early", "empty"):
-        return None
-    return (
-        f"{loader}: epoch {stats.epoch} has waited {percent(waited)} of {duration(whole)} for the loader. {verdict} "
-        "(wait_warning=None or TORCHDATA_WAIT_WARNING=0 turns this line off)"
-    )
 
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
@@ -326,6 +307,24 @@ def sending(stats: LoaderStats) -> Verdict | None:
         f"to arrive, so that the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
         f"faster, or {advice_for(stats).larger}",
         "main",
+    )
+
+
+def packing(stats: LoaderStats) -> Verdict | None:
+    """Workers take longer to send items than to make them."""
+    worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
+    if worker is None or not worker.items or stats.waiting < 0.5:
+        return None
+    known = [pipe.own_seconds for pipe in worker.pipes if pipe.own_seconds is not None and not pipe.waits]
+    each = (worker.busy_seconds - sum(known)) / worker.items
+    if not known or sum(known) > 0.5 * worker.busy_seconds or each < WORTH_PACKING:
+        return None
+    return Verdict(
+        "packing",
+        f"Packing limits you: {worker.called} works {duration(worker.busy_seconds / worker.items)} an item, "
+        f"{duration(each)} of that outside of your functions, where items are pickled and copied. Give arrays or "
+        "tensors in the place of objects, or smaller items.",
+        worker.name,
     )
 
 
@@ -594,6 +593,7 @@ RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     dispatching,
     network,
     sending,
+    packing,
     work_before_sharding,
     idle_workers,
     skewed_shard,

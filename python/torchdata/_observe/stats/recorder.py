@@ -142,7 +142,7 @@ class Recorder:
         """Warns, once, if the program has waited for the loader for much of the epoch that is over."""
         if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
             return
-        from torchdata._observe.stats.diagnosis import waited_for_long
+        from torchdata._observe.stats.waiting import waited_for_long
 
         stats = self.stats()
         words = waited_for_long(
