@@ -89,7 +89,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             for what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
         stall_warning: after how many seconds in which `next` got no item a `RuntimeWarning` says who waits for whom,
             and where; None: never.
-        wait_warning: the share of an epoch that the program may wait for the loader. The first epoch of 5 seconds or
+        wait_warning: the share of an epoch that the program may wait for the loader. The first epoch of 10 seconds or
             more that waits longer gives a `RuntimeWarning` with the verdict of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
         of_torchs_loader: nothing. Arguments of torch's `DataLoader` are refused by a message that says what takes their
@@ -534,7 +534,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     def worker_pids(self) -> list[int]:
         """See `ObservedLoader`."""
-        processes = None if self.reading_service is None else self._pipeline.contract.engine_processes()
+        processes = None
+        if self.reading_service is not None and not self._terminated:
+            processes = self._pipeline.contract.engine_processes()
         return [] if processes is None else processes.pids
 
     def picture(self) -> Picture:

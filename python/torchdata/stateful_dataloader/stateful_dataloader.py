@@ -115,7 +115,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             next one that is ordered: its samples come later than those of the batches that were ordered before.
         stats: how often batches are timed: "counts" times so few that it costs less than 1 %, "full" each one; None for
             what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
-        wait_warning: the share of an epoch that the program may wait for batches. The first epoch of 5 seconds or more
+        wait_warning: the share of an epoch that the program may wait for batches. The first epoch of 10 seconds or more
             that waits longer gives a `RuntimeWarning`, which names the slow function, its file and its line. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
 

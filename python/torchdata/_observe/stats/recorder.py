@@ -41,7 +41,7 @@ WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 #: The share of an epoch that a program may wait for the loader without a warning, where nobody says which.
 WAIT = 0.3
 #: Seconds of an epoch from which on it is worth a warning.
-LEAST = 5.0
+LEAST = 10.0
 
 
 class CountedService(Protocol):
