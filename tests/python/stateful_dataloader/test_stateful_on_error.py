@@ -148,7 +148,7 @@ def told_of(dataset: type) -> str:
 
 
 def place_in(dataset: type) -> str:
-    method = next(name for name in ("__getitems__", "__getitem__", "__iter__") if hasattr(dataset, name))
+    method = next(name for name in ("__getitems__", "__next__", "__iter__", "__getitem__") if hasattr(dataset, name))
     return f"{dataset.__name__}.{method} ({place_of(getattr(dataset, method).__code__)})"
 
 
@@ -353,7 +353,7 @@ def test_ctrl_c_in_a_batch_counts_nothing_twice() -> None:
     resumed = loader_of()
     resumed.load_state_dict(loader.state_dict())
     for rest in (iterator, resumed):
-        assert epoch_of(rest) == [LEFT[1:], TOLD.format("Interrupted" if rest is iterator else "Some")]
+        assert epoch_of(rest) == [LEFT[1:], told_of(Interrupted if rest is iterator else Some)]
 
 
 def test_without_it_an_exception_is_raised_and_the_state_is_as_before() -> None:

@@ -226,6 +226,19 @@ def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> N
     assert loader.worker_pids() == []
 
 
+def test_the_loader_of_nodes_tells_its_processes() -> None:
+    from torchdata import nodes
+
+    source = nodes.IterableWrapper(range(8))
+    loader = nodes.Loader(nodes.ParallelMapper(source, abs, num_workers=2, method="process"))
+    assert loader.worker_pids() == []
+    items = iter(loader)
+    next(items)
+    wait_for(lambda: list(map(name_of, loader.worker_pids())) == ["td_worker_0", "td_worker_1"])
+    loader.shutdown()
+    assert loader.worker_pids() == []
+
+
 def renames(worker: int) -> None:
     with open("/proc/self/comm", "w") as file:
         file.write(f"mine_{worker}")

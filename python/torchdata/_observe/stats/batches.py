@@ -30,7 +30,7 @@ __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 #: Nanoseconds of a batch from which on each batch is timed: timing one costs less than 0.3 % of that.
 _EACH = 500_000
 #: The most batches that one stands for.
-_MOST = 64
+_MOST = 256
 #: Two pipes and the loader itself have room beside those of a dataset that is a pipe.
 _ROOM = PIPES - 3
 
