@@ -1,4 +1,4 @@
-"""Which code of the user's makes the samples of a data set, and where it stands: `Photos.__getitem__`, `train.py:12`.
+"""Finds the user's code that makes the samples of a data set: `Photos.__getitem__`, `train.py:12`.
 
 Role: pure functions for statistics, notes of exceptions and logs, in whichever process reads the data set. They look
 through the classes of PyTorch and of this package that read other data sets, such as `Subset` and `SequenceWrapper`.
@@ -19,7 +19,7 @@ from torchdata._reporting import PACKAGE
 
 __all__ = ["INDEXED", "ITERATED", "READ", "UsersCode", "code_of", "codes_of_dataset", "place_of", "raised_in"]
 
-#: The methods by which a data set is read by index; by which PyTorch reads it; and by which it is iterated over.
+#: Methods of data sets: those that pipes call with an index, those that PyTorch calls, and those of an iteration.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes in which classes of PyTorch and of this package keep what they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")

@@ -38,9 +38,9 @@ _LEVELS = ("counts", "full")
 VARIABLE = "TORCHDATA_STATS"
 #: The variable of the environment that turns the warning of long waits off, by "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
-#: The share of an epoch that a program may wait for the loader without a warning, where nobody says which.
+#: The default of `wait_warning`: the share of an epoch that a program may wait for the loader without a warning.
 WAIT = 0.3
-#: Seconds of an epoch from which on it is worth a warning.
+#: Shorter epochs, in seconds, give no warning.
 LEAST = 10.0
 
 
@@ -80,7 +80,7 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether an epoch that waited for long was told; when this one began, and the counters then.
+        #: Whether the warning of a long wait was given or is turned off; when this epoch began, and the counters then.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None

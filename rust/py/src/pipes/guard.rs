@@ -305,7 +305,8 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
-        let first = (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
+        let first =
+            (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
         begin_first(guard, first);
         let (item, nested, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
         (*guard).metering.measured = 1;

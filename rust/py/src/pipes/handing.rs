@@ -56,14 +56,16 @@ impl HandingIterator {
     fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let _turn = slf.get().turn.get().take(py)?;
-        slf.get().meter.around(py, || loop {
-            slf.call_method0("_wait")?;
-            let deferred = Deferred::new(py)?;
-            let handed = slf.call_method0("_hand_over");
-            deferred.end()?;
-            let handed = handed?;
-            if !handed.is_none() {
-                return handed.get_item(0);
+        slf.get().meter.around(py, || {
+            loop {
+                slf.call_method0("_wait")?;
+                let deferred = Deferred::new(py)?;
+                let handed = slf.call_method0("_hand_over");
+                deferred.end()?;
+                let handed = handed?;
+                if !handed.is_none() {
+                    return handed.get_item(0);
+                }
             }
         })
     }

@@ -1,7 +1,7 @@
 //! Taking the time that a program spends in a loader's `next`: of one call in so many.
 //!
-//! [`Metering`] decides which calls are timed, and for how many one stands. [`Meter`] counts and times what an iterator
-//! hands out that is no pipe. Both run in the thread that reads, with the GIL held.
+//! [`Metering`] decides which calls are timed. A timed call represents the calls before it. [`Meter`] counts and times
+//! the items of iterators other than pipes. Both run in the thread that reads, with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;

@@ -132,7 +132,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that `bind` has named, one of whose calls took so many nanoseconds and stands for `weight`.
+    /// Counts items of a pipe that `bind` has named. One call took these nanoseconds, and represents `weight` calls.
     /// Does nothing in a process that was forked from the one that counts.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
