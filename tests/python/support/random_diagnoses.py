@@ -410,9 +410,11 @@ def verdict_on_batches(case: Case, options: dict[str, Any]) -> Any:
 
     context = {"multiprocessing_context": "fork"} if case.workers else {}
     level: Any = case.level
-    loader = StatefulDataLoader(case.pipe, num_workers=case.workers, stats=level, **context, **options)
-    for _ in loader:
-        time.sleep(case.step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of more workers than cores
+        loader = StatefulDataLoader(case.pipe, num_workers=case.workers, stats=level, **context, **options)
+        for _ in loader:
+            time.sleep(case.step)
     return loader.diagnose()
 
 
