@@ -46,7 +46,7 @@ LAYERS = (
     "datapipes.datapipe",
     "datapipes._pipe",
     "datapipes._pipe.state",
-    "datapipes._pipe.graph",
+    "datapipes._pipe.graph _users_code",
     "images _ranks _read_ahead _reporting _publishing _drawing",
     "_by_value _machine _optional _old_modules _plain_pickles _redacting _stateful _threads _version",
     "_importing",

@@ -51,15 +51,14 @@ class MadeOf:
     graph: Snapshot
     adapters: list[Any] | None
     service: Snapshot
-    stats: Any
-    stall_warning: float | None
+    recorder: Recorder
     seeds: Seeds
     loaded: Loaded | None
 
     def parts(self, serialize: Callable[[Snapshot], bytes]) -> tuple[Pipeline, Seeds, Recorder]:
         """The pipeline, the seeds and the recorder of the copy."""
         pipeline = Pipeline(self.graph, self.adapters, self.service, serialize, is_adapted=True)
-        return pipeline, copy.copy(self.seeds), Recorder(self.stats, self.stall_warning)
+        return pipeline, copy.copy(self.seeds), self.recorder
 
     def load_into(self, run: EpochRun, keeper: StateKeeper) -> None:
         """Loads the state into the copy that was loaded into the loader, if one was."""
@@ -82,7 +81,4 @@ def made_of(run: EpochRun, keeper: StateKeeper, has_begun: bool) -> MadeOf:
         seeds.seed = run.seeds.seed
     else:
         loaded = Loaded(pipeline.service_state, run.place, run.saved_places, keeper.loaded)
-    stats = "full" if recorder.full else "counts"
-    return MadeOf(
-        pipeline.snapshot, pipeline.adapters, pipeline.given_service, stats, recorder.stall_warning, seeds, loaded
-    )
+    return MadeOf(pipeline.snapshot, pipeline.adapters, pipeline.given_service, recorder.copied(), seeds, loaded)

@@ -7,11 +7,11 @@ thread of the main process. Only one thread at a time can begin an epoch, load a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
+from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
@@ -44,10 +44,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 if TYPE_CHECKING:
     from torchdata._drawing.graph import Graph
     from torchdata._drawing.picture import Picture
-    from torchdata._observe.show.progress import Progress
-    from torchdata._observe.show.shown import ShownStats
-    from torchdata._observe.stats.diagnosis import Verdict
-    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
 
@@ -59,7 +55,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
-class DataLoader2(Finalized, Generic[T_co]):
+class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate the loader once per epoch.
 
     The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
@@ -88,6 +84,9 @@ class DataLoader2(Finalized, Generic[T_co]):
             environment variable `TORCHDATA_STATS`, or otherwise "counts". See `stats()`.
         stall_warning: seconds without an item after which a `RuntimeWarning` describes which process waits for which;
             60 by default, None for no warning.
+        wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of 10
+            seconds or more that waits longer gives a `RuntimeWarning` with the result of `diagnose()`. None, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment, gives no warning.
         of_torchs_loader: no values. An argument of torch's `DataLoader` is an error that names its replacement.
 
     Raises:
@@ -114,6 +113,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None: ...
 
@@ -128,6 +128,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None: ...
 
@@ -141,6 +142,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         splits: int | None = None,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None:
         self._ended = True  # a loader whose construction fails has nothing to shut down
@@ -148,7 +150,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         if splits is not None:
             reading_service = divided(reading_service, check_int("DataLoader2", "splits", splits, least=1))
-        recorder = Recorder(stats, stall_warning)
+        recorder = Recorder(stats, stall_warning, wait_warning)
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
@@ -211,6 +213,9 @@ class DataLoader2(Finalized, Generic[T_co]):
         splits: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
         splits_itself: bool | None = None,
+        stats: StatsLevel | None = None,
+        stall_warning: float | None = 60.0,
+        wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
@@ -240,6 +245,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, instead of `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: it does
                 if its library does, or if it uses `get_worker_info` and `num_workers`; equal items are then an error.
+            stats, stall_warning, wait_warning: as in `DataLoader2`.
 
         Returns:
             The loader.
@@ -257,8 +263,14 @@ class DataLoader2(Finalized, Generic[T_co]):
         refuse_arguments(of_torchs_loader, cls.from_dataset, "DataLoader2.from_dataset")
         reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn, splits_itself)
-        reading_service = InProcessReadingService() if reading_service is None else reading_service
-        loader = cls(pipe, reading_service=reading_service, splits=splits)
+        loader = cls(
+            pipe,
+            reading_service=InProcessReadingService() if reading_service is None else reading_service,
+            splits=splits,
+            stats=stats,
+            stall_warning=stall_warning,
+            wait_warning=wait_warning,
+        )
         if seed is not None:
             loader.seed(seed)
         return loader
@@ -512,60 +524,21 @@ class DataLoader2(Finalized, Generic[T_co]):
 
     # -- what it says of itself --------------------------------------------------------------------
 
-    def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the loader's counts by process and pipe: rates, waits, memory. `print` shows them as a table.
+    def _epochs_ended(self) -> int:
+        return 0 if self._run.is_iterating else self._run.epochs
 
-        You may call this at any time, also in another thread and after `shutdown`.
-
-        Args:
-            since: earlier statistics of this loader, which are subtracted; None counts from the first epoch.
-
-        Returns:
-            The statistics.
-        """
-        return self._recorder.stats(since)
-
-    def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """Describes what limits the program: loading or training, which worker, which pipe, and what would help.
-
-        Args:
-            since: earlier statistics of this loader, which are subtracted; None describes all epochs.
-
-        Returns:
-            The diagnosis; `print` shows it as text.
-        """
-        from torchdata._observe.stats.diagnosis import diagnose
-
-        stats = self.stats(since)
-        if not stats.epoch and not self._run.is_iterating:  # an epoch begins with its first item, and there was none
-            stats = replace(stats, epoch=self._run.epochs, epochs=self._run.epochs)
-        return diagnose(stats)
+    def worker_pids(self) -> list[int]:
+        """See `ObservedLoader`."""
+        processes = None
+        if self.reading_service is not None and not self._terminated:
+            processes = self._pipeline.contract.engine_processes()
+        return [] if processes is None else processes.pids
 
     def picture(self) -> Picture:
         """Draws the loader's processes and counts, or its pipeline before the first epoch. See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())
-
-    def progress(self, **options: Any) -> Progress[T_co]:
-        """Iterates over an epoch with a progress bar: items per second, completed share, waiting time.
-
-        The bar is that of `tqdm`, or of `rich` if tqdm is not installed (which needs ipywidgets in notebooks). Only
-        terminals and notebooks show it, so logs stay clean.
-
-        Args:
-            options: `description` (text before the bar), `file` (instead of stderr), `interval` (seconds between two
-                updates of the waiting time, 0.5 by default) and `backend` ("tqdm" or "rich").
-
-        Example:
-            >>> from torchdata.dataloader2 import DataLoader2
-            >>> from torchdata.datapipes.iter import IterableWrapper
-            >>> [item for item in DataLoader2(IterableWrapper(range(3))).progress()]
-            [0, 1, 2]
-        """
-        from torchdata._observe.show.progress import Progress
-
-        return Progress(self, **options)
 
     def __repr__(self) -> str:
         from torchdata._observe.show.words import described

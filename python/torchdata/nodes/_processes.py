@@ -94,6 +94,11 @@ class Workers:
         self._group.end_epoch()  # the last run's
         self._group.begin_epoch()
 
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes; none once they are to end."""
+        return [] if self._group.ending.has_begun else self._group.pids
+
     def shutdown(self) -> None:
         """Ends all processes."""
         self._group.shutdown()

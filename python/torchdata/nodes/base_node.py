@@ -239,13 +239,19 @@ def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     return list(found.values())
 
 
+def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
+    """A node and all that it reads."""
+    found = [root]
+    for node in found:
+        found += [source for source in _sources_of(node) if all(source is not one for one in found)]
+    return found
+
+
 def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
     """A copy of a node and of all that it reads. Their data and functions are shared."""
     shared: dict[int, Any] = {}
-    found = [root]
-    for node in found:
+    for node in nodes_of(root):
         sources = _sources_of(node)
-        found += [source for source in sources if all(source is not one for one in found)]
         held = {id(source) for source in sources}
         for value in list(vars(node).values()):
             if id(value) not in held and not isinstance(value, (Mapping, list, tuple)):

@@ -18,7 +18,7 @@ from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes._seeds import one_reset
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph, nodes_of
 
 __all__ = ["Loader", "LoaderIterator"]
 
@@ -144,6 +144,11 @@ class Loader(Generic[T]):
     def __bool__(self) -> bool:
         """True, however many items there are."""
         return True
+
+    def worker_pids(self) -> list[int]:
+        """The numbers of the processes that run now for the graph's `ParallelMapper` nodes, in their order."""
+        running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
+        return [pid for workers in running if workers is not None for pid in workers.pids]
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. May be called any number of times; `iter()` starts new ones."""

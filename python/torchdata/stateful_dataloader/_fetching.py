@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sized
 from itertools import islice, repeat
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
@@ -17,16 +18,28 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from torchdata._reporting import add_note
+from torchdata._users_code import ITERATED, READ, codes_of_dataset, raised_in
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.datapipes.utils.collate import note_remedy
 
 __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
 
+
+class _Timed:
+    """A fetcher that can tell when the samples of a batch were read, and how many they are."""
+
+    times = False
+    read_at = num_read = 0
+
+    def _note_read(self, samples: int) -> None:
+        self.read_at, self.num_read = perf_counter_ns(), samples
+
+
 #: How many indices of a batch a note names.
 _NAMED = 8
 
 
-class Indexed(_MapDatasetFetcher):
+class Indexed(_Timed, _MapDatasetFetcher):
     """Torch's fetcher for datasets that are read by index."""
 
     def fetch(self, possibly_batched_index: Any) -> Any:
@@ -41,7 +54,7 @@ class Indexed(_MapDatasetFetcher):
         try:
             return self.dataset[index]
         except Exception as error:
-            add_note(error, f"raised by dataset[{index!r}] of {type(self.dataset).__qualname__}")
+            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, self.dataset)}")
             raise
 
     def _read_batch(self, indices: Any) -> Any:
@@ -50,19 +63,21 @@ class Indexed(_MapDatasetFetcher):
             try:
                 return dataset.__getitems__(indices)
             except Exception as error:
-                name = type(dataset).__qualname__
-                add_note(error, f"raised by __getitems__ of {name} for the indices {_named(indices)}")
+                whose = _whose(error, dataset)
+                add_note(error, f"raised by __getitems__ of {whose}, for the indices {_named(indices)}")
                 raise
         data: list[Any] = []
         try:
             for index in indices:
                 data.append(dataset[index])
         except Exception as error:
-            add_note(error, f"raised by dataset[{index!r}] of {type(dataset).__qualname__}")
+            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, dataset)}")
             raise
         return data
 
     def _collated(self, data: Any, indices: Any) -> Any:
+        if self.times:
+            self._note_read(len(data) if self.auto_collation else 1)
         try:
             return self.collate_fn(data)
         except Exception as error:
@@ -73,7 +88,7 @@ class Indexed(_MapDatasetFetcher):
             raise
 
 
-class Stream(_IterableDatasetFetcher):
+class Stream(_Timed, _IterableDatasetFetcher):
     """Torch's fetcher for iterable datasets."""
 
     #: Whether Ctrl-C has interrupted the dataset within a sample: a generator has ended, or the sample is lost.
@@ -180,9 +195,11 @@ class Stream(_IterableDatasetFetcher):
 
     def _add_note(self, error: Exception) -> None:
         which = "" if self.position is None else f" for its sample number {self.position - 1}, counted from 0"
-        add_note(error, f"raised by the iterator of {type(self.dataset).__qualname__}{which}")
+        add_note(error, f"raised by the iterator of {_whose(error, self.dataset, ITERATED)}{which}")
 
     def _collated(self, data: list[Any]) -> Any:
+        if self.times:
+            self._note_read(len(data) if self.auto_collation else 1)
         try:
             return self.collate_fn(data if self.auto_collation else data[0])
         except Exception as error:
@@ -193,6 +210,13 @@ class Stream(_IterableDatasetFetcher):
             if self.collate_fn is default_collate:
                 note_remedy(error, data)
             raise
+
+
+def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
+    """A dataset in words, with the user's code that has raised the error."""
+    code = raised_in(error, codes_of_dataset(dataset, methods))
+    name = type(dataset).__qualname__
+    return name if code is None else f"{name}, in {code}"
 
 
 def _named(indices: Any) -> str:

@@ -45,6 +45,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader: Reader = loader._reader or Reader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
+        how = self._reading
+        self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
         #: The global generators when the dataset's iterator was made: it may have been shuffled by them.
         self._then: Moment = {}
         #: Their marks before anything was read.

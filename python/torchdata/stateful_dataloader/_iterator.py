@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchdata._native import Turn
+from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import facts_of
@@ -59,6 +60,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: The process that it reads in.
         self._process = os.getpid()
         self._drawing: Drawing = loader._drawing
+        self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
         #: What a loader that loads the state must agree in.
@@ -144,6 +146,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._loading = None
         return self._successor
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The numbers of the worker processes."""
+        return []
+
     def shutdown(self) -> None:
         """Ends what reads for this iterator."""
 
@@ -165,6 +172,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             return super().__next__()
         except StopIteration:
             self._finished = True
+            self._recorder.end()
             if self._skipped is not None:
                 self._skipped.end()
             raise

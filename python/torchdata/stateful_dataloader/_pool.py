@@ -21,6 +21,7 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
+from torchdata._observe.stats.counting import Counting
 from torchdata.stateful_dataloader._worker import Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
@@ -39,6 +40,7 @@ class Pool:
         job: what they do.
         in_order: whether batches are taken from them in strict turn.
         timeout: seconds that main waits for a batch; None for ever.
+        full_stats: whether each batch is timed.
         restarts: makes, from the group, what puts others in the places of workers that die; None: that is an error.
 
     Raises:
@@ -54,6 +56,7 @@ class Pool:
         *,
         in_order: bool,
         timeout: float | None,
+        full_stats: bool = False,
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
         # Workers that live on need orders for an iterable dataset, too: they work them off when an epoch is broken off.
@@ -62,7 +65,7 @@ class Pool:
         #: By worker: orders that found no room, and how many were sent whose batch has not come.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._under_way = [0] * num_workers
-        self._group = group = Group(context, num_workers, job, commands=_ORDERS)
+        self._group = group = Group(context, num_workers, job, commands=_ORDERS, full_stats=full_stats)
         self._restarts = replacing = None if restarts is None else restarts(group, context)
         try:
             outputs = group.start(replaces=replacing is not None)
@@ -117,7 +120,6 @@ class Pool:
             self._group.members.check_alive()
         self._epoch += 1
         self._finish_when_shut_down()
-        self._group.counting.begin(self._epoch)
         self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
@@ -233,6 +235,11 @@ class Pool:
     def is_ending(self) -> bool:
         """Whether somebody has begun to end the workers."""
         return self._group.ending.has_begun
+
+    @property
+    def counting(self) -> Counting:
+        """The counters of main."""
+        return self._group.counting
 
     @property
     def pids(self) -> list[int]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
+from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
 from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import Digest
@@ -47,6 +48,8 @@ __all__ = ["NO_PLACE", "Reader", "Reading"]
 _ENDED = b"", b""
 #: After how many batches a place is kept that nobody has asked for.
 _KEPT_EVERY = 64
+#: No fetcher makes so many batches.
+_NEVER = 1 << 62
 #: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
@@ -116,6 +119,13 @@ class Reader:
         self._trial: _Trial | None = None
         #: Whether, and when, places are kept that nobody has asked for.
         self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
+        #: What times batches, and which one of this fetcher is timed next.
+        self._clock: BatchClock | None = None
+        self._timed_next = _NEVER
+
+    def time_by(self, clock: BatchClock | None) -> None:
+        """Has some of the batches timed from now on."""
+        self._clock, self._timed_next = clock, _NEVER if clock is None else self._fetched + 1
 
     # -- what is known of the dataset ----------------------------------------------------------------
 
@@ -232,7 +242,7 @@ class Reader:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = Indexed(*how)
-        self._fetched = 0
+        self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_place
         if reading.is_iterable and not self.restores_place:
             self._fetcher.watch()
@@ -399,9 +409,28 @@ class Reader:
         if self._is_over:  # without a fetcher, if it was restored so
             raise StopIteration
         self._fetched += 1
+        if self._fetched >= self._timed_next:
+            return self._fetch_timed(index)
         if self._trial is None or self._fetched > 1:
             return self._fetcher.fetch(index)
         return self._fetch_first(self._trial, index)
+
+    def _fetch_timed(self, index: Any) -> Any:
+        self._timed_next = self._fetched + 1  # if it raises
+        if self._trial is not None and self._fetched == 1:
+            return self._fetch_first(self._trial, index)
+        fetcher = self._fetcher
+        fetcher.times, fetcher.read_at = True, 0
+        began = time.perf_counter_ns()
+        try:
+            batch = fetcher.fetch(index)
+        finally:
+            fetcher.times = False
+        if fetcher.read_at and self._clock is not None:
+            read = fetcher.read_at
+            gap = self._clock.note(fetcher.num_read, read - began, time.perf_counter_ns() - read)
+            self._timed_next = self._fetched + gap
+        return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
         """The states of dataset and iterator, to be compared with others."""

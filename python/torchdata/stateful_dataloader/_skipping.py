@@ -21,6 +21,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from torchdata._reporting import add_note, warn_outside
+from torchdata._users_code import ITERATED, READ, codes_of_dataset
 from torchdata.datapipes._pipe.skipping import (
     FEWEST,
     TooManySkipped,
@@ -343,7 +344,9 @@ class Skipped:
         if loader.on_error != "skip":
             return None
         epoch, loader._epochs_begun = loader._epochs_begun, loader._epochs_begun + 1
-        return cls(type(loader.dataset).__qualname__, loader.error_limit, loader.error_log, counts, epoch)
+        codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
+        place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
+        return cls(place, loader.error_limit, loader.error_log, counts, epoch)
 
     def count(self, samples: int, skipped: list[dict[str, Any]]) -> None:
         """Counts the samples of a batch that is handed over, or passed over, and what was left out of it."""

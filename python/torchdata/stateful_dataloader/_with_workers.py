@@ -134,7 +134,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         self._pool = Pool(
-            context, self._num_workers, job, in_order=self._in_order, timeout=timeout, restarts=self._restarts(loader)
+            context,
+            self._num_workers,
+            job,
+            in_order=self._in_order,
+            timeout=timeout,
+            full_stats=self._recorder.full,
+            restarts=self._restarts(loader),
         )
         pinned = self._pin_memory
         self._units: PinnedUnits | Pool = PinnedUnits(self._pool, self._pin_memory_device) if pinned else self._pool
@@ -224,6 +230,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         #: By worker: which of these are its.
         self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._first, self._next_worker = 0, first, first
+        self._recorder.begin_in(self, self._pool)
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
         if self._pool.is_ordered:
             for number in range(self._prefetch_factor * self._num_workers):
@@ -376,10 +383,16 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _end(self) -> None:
         self._finished = True
         self._pool.end_epoch()
+        self._recorder.end()
         if not self._persistent_workers:
             self.shutdown()
         if self._skipped is not None:
             self._skipped.end()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The numbers of the worker processes."""
+        return [] if self._pool.is_ending else self._pool.pids
 
     def shutdown(self) -> None:
         """Ends the workers. The state stays. A thread that waits for a batch is told."""

@@ -34,6 +34,7 @@ from torchdata._engine.items.torch_worker import seed_worker, tell_torch
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.program import Program, Runner
+from torchdata._observe.stats.batches import bind_reading
 from torchdata.stateful_dataloader._cadence import Cadence, Watch
 from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._reading import Reader, Reading
@@ -199,6 +200,8 @@ class _Worker:
                 self.job.init_fn(self.setup.worker_id)
             self.watch = Watch()
             self.reader = Reader(reading, self.watch.states)
+            how = reading.dataset, reading.is_iterable, reading.collate_fn
+            self.reader.time_by(bind_reading(self.child.counting, *how)[0])
         if place is not None:
             self.reader.restore(place)
         if place is None or fresh:

@@ -11,13 +11,15 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata._engine.workers.hangs import check_on_timeout
+from torchdata._observe.observed import ObservedLoader
+from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
@@ -32,6 +34,9 @@ from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
+
+if TYPE_CHECKING:
+    from torchdata._observe.stats.recorder import StatsLevel
 
 __all__ = ["StatefulDataLoader", "default_collate", "default_convert", "get_worker_info"]
 
@@ -48,7 +53,7 @@ class _Indexed(Protocol[T_co]):
 _KNOWS_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
-class StatefulDataLoader(DataLoader[T_co]):
+class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     """Torch's `DataLoader`, with `state_dict` and `load_state_dict`.
 
     The order of samples, the seeds of workers and all arguments are those of `torch.utils.data.DataLoader`; see there.
@@ -104,12 +109,18 @@ class StatefulDataLoader(DataLoader[T_co]):
         error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
             samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
         error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `epoch` (of
-            this loader, from 0), `worker` (its number, or null), `dataset` (its class), `index`, `error`, `message` and
+            this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads
+            samples, with its file and line), `index`, `error`, `message` and
             `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at,
             counted from 0, or null where the dataset was given a state inside an epoch. None: no file.
         error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
             so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
             next one that is ordered: its samples come later than those of the batches that were ordered before.
+        stats: how often batches are timed: "counts" times so few that it costs less than 1 %, "full" each one; None for
+            what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
+        wait_warning: the share of an epoch that the program may wait for batches. The first epoch of 10 seconds or more
+            that waits longer gives a `RuntimeWarning`, which names the slow function, its file and its line. None, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -159,6 +170,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         error_limit: int | float | None = None,
         error_log: str | os.PathLike[str] | None = None,
         error_fill: bool = False,
+        stats: StatsLevel | None = None,
+        wait_warning: float | None = 0.3,
     ) -> None:
         if on_worker_exit not in ("error", "restart"):
             raise ValueError(
@@ -172,6 +185,7 @@ class StatefulDataLoader(DataLoader[T_co]):
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
+        recorder = BatchRecorder(stats, wait_warning)
         any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
         super().__init__(
             any_dataset,
@@ -200,6 +214,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.error_fill = error_fill
         #: How many epochs were begun, for the log.
         self._epochs_begun = 0
+        self._recorder = recorder
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
@@ -240,6 +255,12 @@ class StatefulDataLoader(DataLoader[T_co]):
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
 
+    # -- what it says of itself ----------------------------------------------------------------------
+
+    def worker_pids(self) -> list[int]:
+        """See `ObservedLoader`."""
+        return [] if self._iterator is None else self._iterator.worker_pids
+
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,7 +277,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, by `copy` or pickle, is a loader of its own, which has not begun."""
-        return {**self.__dict__, "_iterator": None}
+        return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def _unstarted(self) -> dict[str, Any]:
         """The state before the first loop: where the order and the seeds will be drawn from."""

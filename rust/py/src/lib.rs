@@ -40,6 +40,12 @@ fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
+/// Names this process, if its main thread calls; see the core.
+#[pyfunction]
+fn name_process(name: &str) {
+    process::naming::name_this_thread(name);
+}
+
 /// Whether the portable fallback serves this process, for whatever reason.
 #[pyfunction]
 fn is_portable() -> bool {
@@ -72,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pipes::token::IterationToken>()?;
     module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
     module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
+    module.add_class::<pipes::calling::TimedCall>()?;
     module.add_class::<pipes::iterators::FilterIterator>()?;
     module.add_class::<pipes::sequence::SequenceIterator>()?;
     module.add_class::<pipes::sharing::ShareIterator>()?;
@@ -112,6 +119,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
+    module.add_function(wrap_pyfunction!(name_process, module)?)?;
     module.add_function(wrap_pyfunction!(is_portable, module)?)?;
     module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;

@@ -25,6 +25,7 @@ from fresh_processes import python_path  # noqa: E402
 from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from torchdata._engine.processes import shutdown  # noqa: E402
 from torchdata._observe.outside.attaching import attach  # noqa: E402
+from torchdata._users_code import place_of  # noqa: E402
 from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -82,11 +83,12 @@ class AtOnce(Failing):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}])
 def test_an_error_has_a_note_that_names_the_sample(options: dict[str, Any]) -> None:
+    place = place_of(Failing.__getitem__.__code__)
     cases: list[tuple[Any, Any, str]] = [
-        (Failing(_fail), {"batch_size": 2}, "raised by dataset[5] of Failing"),
-        (Failing(_fail), {"batch_size": None}, "raised by dataset[5] of Failing"),
-        (AtOnce(_fail), {"batch_size": 2}, "raised by __getitems__ of AtOnce for the indices [4, 5]"),
-        (FailingStream(_fail), {"batch_size": 2}, "raised by the iterator of FailingStream for its sample number 5"),
+        (Failing(_fail), {"batch_size": 2}, f"raised by dataset[5] of Failing, in Failing.__getitem__ ({place})"),
+        (Failing(_fail), {"batch_size": None}, f"of Failing, in Failing.__getitem__ ({place})"),
+        (AtOnce(_fail), {"batch_size": 2}, "raised by __getitems__ of AtOnce, in AtOnce.__getitems__ ("),
+        (FailingStream(_fail), {"batch_size": 2}, ") for its sample number 5, counted from 0"),
         (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
         (FailingStream(int), {"batch_size": 2, "collate_fn": _refuse}, "for the samples numbers 0 to 1"),
     ]

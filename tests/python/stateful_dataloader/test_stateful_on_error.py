@@ -20,6 +20,7 @@ from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.judging import Judge  # noqa: E402
 from random_stateful.programs import SKIPPING, SKIPPING_STREAMS  # noqa: E402
+from torchdata._users_code import place_of  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
@@ -140,6 +141,17 @@ def skipped_of(loader: Any) -> Any:
 
 TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueError in {0}\n  2 x KeyError in {0}"
 
+
+def told_of(dataset: type) -> str:
+    """What is told of an epoch over a dataset: its own code that has raised, with file and line."""
+    return TOLD.format(place_in(dataset))
+
+
+def place_in(dataset: type) -> str:
+    method = next(name for name in ("__getitems__", "__next__", "__iter__", "__getitem__") if hasattr(dataset, name))
+    return f"{dataset.__name__}.{method} ({place_of(getattr(dataset, method).__code__)})"
+
+
 WAYS: list[dict[str, Any]] = [
     {"workers": 0},
     {"workers": 2},
@@ -153,7 +165,7 @@ WAYS: list[dict[str, Any]] = [
 def test_a_batch_comes_without_samples_that_raise_and_an_empty_one_is_passed_over(dataset: Any, way: Any) -> None:
     loader = loader_of(dataset(), **way)
     for _ in range(2):
-        assert epoch_of(loader) == [LEFT, TOLD.format(dataset.__name__)]
+        assert epoch_of(loader) == [LEFT, told_of(dataset)]
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
 
 
@@ -170,14 +182,14 @@ def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any,
         resumed = loader_of(**later)
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
-        assert epoch_of(resumed) == [LEFT[count:], TOLD.format("Some")]
-        assert epoch_of(resumed) == [LEFT, TOLD.format("Some")]
+        assert epoch_of(resumed) == [LEFT[count:], told_of(Some)]
+        assert epoch_of(resumed) == [LEFT, told_of(Some)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_samples_that_come_one_by_one_are_passed_over(workers: int) -> None:
     loader = loader_of(workers=workers, batch_size=None)
-    assert epoch_of(loader) == [[sample for batch in LEFT for sample in batch], TOLD.format("Some")]
+    assert epoch_of(loader) == [[sample for batch in LEFT for sample in batch], told_of(Some)]
 
 
 def test_out_of_order_each_sample_that_is_whole_comes_once() -> None:
@@ -189,13 +201,13 @@ def test_out_of_order_each_sample_that_is_whole_comes_once() -> None:
     resumed.load_state_dict(state)
     rest, told = epoch_of(resumed)
     assert sorted([first, *rest]) == LEFT
-    assert told == TOLD.format("Some")
+    assert told == told_of(Some)
 
 
 def test_it_holds_with_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pin_without_device(monkeypatch)
     loader = loader_of(workers=2, pin_memory=True)
-    assert epoch_of(loader) == [LEFT, TOLD.format("Some")]
+    assert epoch_of(loader) == [LEFT, told_of(Some)]
 
 
 def test_a_worker_that_dies_is_not_seen_in_the_counts_and_the_log(tmp_path: Any) -> None:
@@ -207,7 +219,7 @@ def test_a_worker_that_dies_is_not_seen_in_the_counts_and_the_log(tmp_path: Any)
         os.kill(pid, signal.SIGKILL)
     rest, told = epoch_of(iterator)
     assert came + rest == LEFT
-    assert TOLD.format("Some") in told
+    assert told_of(Some) in told
     assert [json.loads(line)["index"] for line in log.read_text().splitlines()] == list(BROKEN)
 
 
@@ -223,7 +235,7 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     assert again == [{**line, "epoch": 1} for line in lines]
     worker = 1 if workers else None  # which has read the batch with index 4
     assert lines[1] == {
-        "epoch": 0, "worker": worker, "dataset": "AtOnce",
+        "epoch": 0, "worker": worker, "dataset": place_in(AtOnce),
         "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
     }  # fmt: skip
 
@@ -345,7 +357,7 @@ def test_ctrl_c_in_a_batch_counts_nothing_twice() -> None:
     resumed = loader_of()
     resumed.load_state_dict(loader.state_dict())
     for rest in (iterator, resumed):
-        assert epoch_of(rest) == [LEFT[1:], TOLD.format("Interrupted" if rest is iterator else "Some")]
+        assert epoch_of(rest) == [LEFT[1:], told_of(Interrupted if rest is iterator else Some)]
 
 
 def test_without_it_an_exception_is_raised_and_the_state_is_as_before() -> None:
@@ -410,7 +422,7 @@ def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way
     loader = loader_of(dataset(), error_fill=True, **way)
     for _ in range(2):
         came, told = epoch_of(loader)
-        assert told == TOLD.format(dataset.__name__)
+        assert told == told_of(dataset)
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
         assert [len(batch) for batch in came] == [4, 4, 4, 2]
         assert sorted(sample for batch in came for sample in batch) == sorted(
@@ -431,7 +443,7 @@ def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
-    assert told == TOLD.format("Some") or "drop_last" in options  # those that are dropped are not seen
+    assert told == told_of(Some) or "drop_last" in options  # those that are dropped are not seen
     for count in range(len(whole) + 1):
         torch.manual_seed(1)
         loader = loader_of(**options)
@@ -510,7 +522,7 @@ def test_an_iterator_with_next_goes_on_behind_an_item_that_raises(dataset: Any, 
     expected = FULL if fills else LEFT
     loader = loader_of(dataset(), workers, error_fill=fills)
     for _ in range(2):
-        assert epoch_of(loader) == [expected, TOLD.format(dataset.__name__)]
+        assert epoch_of(loader) == [expected, told_of(dataset)]
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
     for count in range(len(expected) + 1):
         loader = loader_of(dataset(), workers, error_fill=fills)
@@ -520,17 +532,17 @@ def test_an_iterator_with_next_goes_on_behind_an_item_that_raises(dataset: Any, 
         resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
         rest, told = epoch_of(resumed)
         assert before + rest == expected, count
-        assert told == TOLD.format(dataset.__name__)
+        assert told == told_of(dataset)
 
 
 def test_items_of_an_iterator_come_one_by_one_and_in_several_workers() -> None:
-    assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), TOLD.format("Steps")]
+    assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), told_of(Steps)]
     for options in ({}, {"persistent_workers": True}, {"on_worker_exit": "restart"}):
         loader = loader_of(Steps(), 2, batch_size=2, **options)
         for _ in range(2):
             came, told = epoch_of(loader)
             assert sorted(flat(came)) == flat(LEFT)
-            assert told == TOLD.format("Steps")
+            assert told == told_of(Steps)
 
 
 def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:

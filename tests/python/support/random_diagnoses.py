@@ -52,6 +52,7 @@ class Case:
         epochs: how many epochs there are.
         goes_on: whether the last one still runs when the loader is asked.
         options: further ones of the reading service.
+        stateful: the arguments of a `StatefulDataLoader` that reads `pipe` as a dataset; None for a `DataLoader2`.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Case:
     epochs: int = 1
     goes_on: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    stateful: dict[str, Any] | None = None
 
 
 # -- what pipelines are made of ----------------------------------------------------------------------------
@@ -316,6 +318,36 @@ class Maker:
         pipe = self.some(pipe, lambda pipe: pipe.flatmap(partial(slow_lines, count=4, seconds=0.004)))
         return self.times(Case("idle workers", pipe, self.workers(), block=8), ends=True)
 
+    def stateful(self) -> Case:
+        """Through a `StatefulDataLoader`, which times a dataset and its collate function."""
+        workers, seconds = self.workers(0), self.seconds()
+        reads = Samples(160, 0.0), "Samples.__getitem__"
+        match self.random.randrange(3):
+            case 0:
+                case = Case("loading", Samples(160, seconds), workers, reads[1])
+                case.stateful = {"batch_size": 2}
+            case 1:
+                case = Case("loading", reads[0], workers, "slow")
+                case.stateful = {"batch_size": 2, "collate_fn": partial(slow, seconds=2 * seconds)}
+            case _:
+                case = Case("training", reads[0], workers, process="main", step=self.random.choice([0.02, 0.03]))
+                case.stateful = {"batch_size": 4}
+        case.level = self.random.choice(["counts", "full"])
+        return case
+
+
+class Samples:
+    """A map-style dataset whose samples take a while."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self.count, self.seconds = count, seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return slow(index, self.seconds) if self.seconds else index
+
 
 def cheaply(pipe: Any) -> Any:
     return pipe.map(cheap)
@@ -336,6 +368,7 @@ KINDS: tuple[Callable[[Maker], Case], ...] = (
     Maker.tiny_items,
     Maker.no_items,
     Maker.large_blocks,
+    Maker.stateful,
 )
 
 
@@ -349,6 +382,8 @@ def case_of(seed: int) -> Case:
 
 def verdict_on(case: Case) -> Any:
     """What the loader says once an epoch is over."""
+    if case.stateful is not None:
+        return verdict_on_batches(case, case.stateful)
     service = None
     if case.workers:
         service = MultiProcessingReadingService(case.workers, multiprocessing_context="fork", **case.options)
@@ -368,6 +403,20 @@ def verdict_on(case: Case) -> Any:
                 if case.goes_on and epoch == case.epochs - 1 and number == 24:
                     return loader.diagnose()
         return loader.diagnose()
+
+
+def verdict_on_batches(case: Case, options: dict[str, Any]) -> Any:
+    """What a `StatefulDataLoader` says once an epoch is over."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    context = {"multiprocessing_context": "fork"} if case.workers else {}
+    level: Any = case.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of more workers than cores
+        loader = StatefulDataLoader(case.pipe, num_workers=case.workers, stats=level, **context, **options)
+        for _ in loader:
+            time.sleep(case.step)
+    return loader.diagnose()
 
 
 def wrong_in(case: Case, verdict: Any) -> list[str]:

@@ -26,7 +26,7 @@ from torchdata._engine.processes.crossing import end_early_watch, unpack
 from torchdata._engine.processes.fork import fork_process
 from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
-from torchdata._native import BellBoard, drop_inherited
+from torchdata._native import BellBoard, drop_inherited, name_process
 
 __all__ = ["DESCRIPTORS", "LEAVE", "LONGEST", "REFUSAL", "Inherited", "serve"]
 
@@ -77,6 +77,7 @@ def serve(
     """
     global _inherited
     block_all_but_own_sigterm()
+    name_process("td_fork")
     if mains is not None:
         mains.close()
     close_inherited()

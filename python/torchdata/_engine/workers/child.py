@@ -39,6 +39,7 @@ from torchdata._native import (
     StatsBoard,
     drop_inherited,
     exit_with_parent,
+    name_process,
 )
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
@@ -178,6 +179,7 @@ def run_child(setup: ChildSetup) -> None:
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
+    name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
     # Until the child has its commands' link, main does not wait for this import to come to an end.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner

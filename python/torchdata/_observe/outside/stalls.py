@@ -26,6 +26,7 @@ __all__ = [
     "STALL",
     "Patience",
     "StallWarning",
+    "WaitWarning",
     "warn_in_thread",
     "warn_of_calls",
     "warn_of_calls_no_more",
@@ -44,6 +45,10 @@ _numbers = itertools.count(1)
 
 class StallWarning(RuntimeWarning):
     """No item has come for long."""
+
+
+class WaitWarning(RuntimeWarning):
+    """The program has waited for its loader for much of an epoch."""
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:

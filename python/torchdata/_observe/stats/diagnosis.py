@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from torchdata._observe.show.table import duration, percent, size
+from torchdata._observe.stats.advice import advice_for
 from torchdata._observe.stats.cores import free_of_main, processors_of, workers_that_fit
 from torchdata._observe.stats.model import added
 
@@ -33,13 +34,17 @@ STALL = 5.0
 #: Share of the cores that workers who fight over them must get: those who get less wait for other programs.
 OWN_CORES = 0.1
 #: Pipes that hand on what there is.
-_LITTLE = frozenset({"IterableWrapper", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"})
+_LITTLE = frozenset(
+    {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
+)
 #: More workers than that are not advised.
 MOST_WORKERS = 64
 #: Share of what a pipe takes to which it can be brought by work on it: less is not advised.
 WITHIN_REACH = 0.1
 #: Seconds of an item from which on workers are advised: one comes from a worker in half a microsecond, at best.
 WORTH_A_WORKER = 2e-6
+#: Seconds that sending an item takes from which on it may be said to limit a program.
+WORTH_PACKING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class Verdict:
 
     Attributes:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
-            "dispatching", "network", "sending", "idle workers", "slow source", "work before sharding", "skewed shard",
-            "slow worker" or "loading".
+            "dispatching", "network", "sending", "packing", "idle workers", "slow source", "work before sharding",
+            "skewed shard", "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
         pipe: the pipe at fault, if one is known.
@@ -168,7 +173,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
         f"others of an epoch come within {duration(stats.seconds / stats.epochs)}.{where} Look at what "
         "pipes do before their first "
         "item (a shuffle fills its buffer, a source lists its files, workers import the program: "
-        'multiprocessing_context="forkserver" or "fork" starts faster than "spawn").',
+        f"{advice_for(stats).start}).",
         pipe=worst.name if worst else None,
         location=worst.location if worst else None,
     )
@@ -205,7 +210,7 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
     return Verdict(
         "memory",
         f"The memory budget of {size(stats.shared_memory_limit)} is full: of {size(stats.bytes)} "
-        f"{', and '.join(what)}. Hold fewer items, copy what you keep, or raise memory_budget of the reading service.",
+        f"{', and '.join(what)}. {advice_for(stats).memory}",
         process="main",
     )
 
@@ -300,8 +305,26 @@ def sending(stats: LoaderStats) -> Verdict | None:
         "sending",
         f"Sending limits you: an item takes {duration(each)} of a worker and {duration(stats.seconds / stats.items)} "
         f"to arrive, so that the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
-        "faster, or larger items: put `.batch(…)` at the end of what the workers run.",
+        f"faster, or {advice_for(stats).larger}",
         "main",
+    )
+
+
+def packing(stats: LoaderStats) -> Verdict | None:
+    """Workers take longer to send items than to make them."""
+    worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
+    if worker is None or not worker.items or stats.waiting < 0.5:
+        return None
+    known = [pipe.own_seconds for pipe in worker.pipes if pipe.own_seconds is not None and not pipe.waits]
+    each = (worker.busy_seconds - sum(known)) / worker.items
+    if not known or sum(known) > 0.5 * worker.busy_seconds or each < WORTH_PACKING:
+        return None
+    return Verdict(
+        "packing",
+        f"Packing limits you: {worker.called} works {duration(worker.busy_seconds / worker.items)} an item, "
+        f"{duration(each)} of that outside of your functions, where items are pickled and copied. Give arrays or "
+        "tensors in the place of objects, or smaller items.",
+        worker.name,
     )
 
 
@@ -339,14 +362,15 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     if not sharing.items_in or sharing.items_in < 1.5 * max(1, sharing.items_out):
         return None
     if stats.full:
-        worst = max((pipe for pipe in before if not pipe.waits), key=lambda pipe: pipe.own_seconds or 0.0, default=None)
+        free = [pipe for pipe in before if not pipe.waits and not pipe.put_off]
+        worst = max(free, key=lambda pipe: pipe.own_seconds or 0.0, default=None)
         others = sum(pipe.own_seconds or 0.0 for pipe in worker.pipes if pipe is not worst)
         if worst is None or (_takes_little(worst) and worst.items_in is not None):
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
     else:  # without times it is certain only if nothing else can take long; which function does is not known
-        worst = next((pipe for pipe in before if _maps(pipe)), None)
+        worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
     if worst.items_in is None:
@@ -395,8 +419,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
         "skewed shard",
         f"A skewed shard limits you: {most.called} has {percent(most.items / stats.items) if stats.items else '-'} of "
         f"the items ({most.items}, the others {usual:.0f}) and works {duration(most.seconds)} where they work "
-        f"{duration(median(worker.seconds for worker in others))}. Share single items (sharding_filter behind what "
-        "reads the files), make shards of one size, or use sharding_round_robin_dispatch.",
+        f"{duration(median(worker.seconds for worker in others))}. {advice_for(stats).shares}",
         process=most.name,
     )
 
@@ -462,7 +485,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     elif stats.step_seconds:
         workers = math.ceil(each / max(stats.step_seconds, 1e-9))
         if workers <= MOST_WORKERS:
-            text += _with_workers(stats, workers, f"MultiProcessingReadingService({workers})")
+            text += _with_workers(stats, workers, advice_for(stats).workers.format(workers))
     return Verdict("loading", text, "main", worst.name if worst else None, worst.location if worst else None)
 
 
@@ -473,7 +496,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
     return (
         "where the time goes is not known yet."
         if stats.full
-        else 'DataLoader2(…, stats="full") or TORCHDATA_STATS=full tells which pipe takes the time.'
+        else f"{advice_for(stats).full} or TORCHDATA_STATS=full tells which pipe takes the time."
     )
 
 
@@ -570,6 +593,7 @@ RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     dispatching,
     network,
     sending,
+    packing,
     work_before_sharding,
     idle_workers,
     skewed_shard,

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import enum
 import inspect
-import os
-import sys
-from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torchdata._reporting import PACKAGE, name_of
-from torchdata.datapipes._pipe.graph.graph import graph_of
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata._users_code import INDEXED, ITERATED, UsersCode, code_of, codes_of_dataset, place_of
+from torchdata.datapipes._pipe.blaming import codes_read_by
+from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
+from torchdata.datapipes._pipe.unloaded import can_wait
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 
 if TYPE_CHECKING:
     from torchdata._native import IterationToken
@@ -36,6 +36,8 @@ class Flag(enum.IntFlag):
     THREAD = 8
     #: It yields one item for each that it reads, before it reads the next.
     ONE_TO_ONE = 16
+    #: What it does is put off until a filter has chosen the items of its share.
+    PUT_OFF = 32
 
 
 #: By class name: pipes that yield each item that they read. A class that derives from one counts as that one.
@@ -56,7 +58,8 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
         full: whether their time is taken.
     """
     graph = graph_of(datapipe)
-    pipes = [pipe for pipe in graph if isinstance(pipe, IterDataPipe) and hasattr(pipe, "__dict__")]
+    put_off = _put_off(graph)
+    pipes = [pipe for pipe in graph if hasattr(pipe, "__dict__") and _is_counted(pipe, graph, full)]
     numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
     readers: dict[int, int] = {}
     for number, pipe in enumerate(pipes):
@@ -65,19 +68,61 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
                 readers.setdefault(numbers[id(source)], number)
     described = []
     for number, pipe in enumerate(pipes):
-        flags = _flags(pipe)
+        flags = _flags(pipe) | (Flag.PUT_OFF if id(pipe) in put_off else Flag(0))
+        name, location = name_of(pipe), (location_of(pipe) or "") if isinstance(pipe, IterDataPipe) else ""
+        if codes := _codes_of(pipe, full):
+            name, location = codes[0].name, codes[0].location
         capacity = getattr(pipe, "buffer_size", 0) if flags & Flag.HOLDS else 0
         described.append(
             (
                 token_of(pipe),
-                name_of(pipe),
-                location_of(pipe) or "",
+                name,
+                location,
                 readers.get(number),
                 int(flags),
                 capacity if isinstance(capacity, int) and 0 <= capacity < 1 << 63 else 0,
             )
         )
     return described
+
+
+def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
+    """The code of the user's data set that a pipe reads, if the pipe does nothing else.
+
+    If map pipes are not timed, the pipe that reads one stands for it.
+    """
+    if not isinstance(pipe, IterDataPipe):
+        return codes_of_dataset(pipe, INDEXED)
+    if not full and len(codes := codes_read_by(pipe)) == 1:
+        return codes
+    return codes_of_dataset(pipe, ITERATED) if type(pipe).__name__ == "IterableWrapper" else []
+
+
+def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
+    """Whether a pipe is counted: a map pipe only if it is timed and runs code of the user's."""
+    if isinstance(pipe, IterDataPipe):
+        return True
+    return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
+
+
+def _is_timed(pipe: Any, graph: Graph) -> bool:
+    """Whether a map pipe is read by a pipe that times it: see `getter_of`."""
+    readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
+    return any(
+        isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))
+        for reader in readers
+    )
+
+
+def _put_off(graph: Graph) -> set[int]:
+    """The pipes whose work a `sharding_filter` has put off, by identity."""
+    found: set[int] = set()
+    for pipe in graph:
+        if hasattr(pipe, "apply_sharding"):
+            for source in graph.sources(pipe):
+                if can_wait(source):
+                    found.update(id(one) for one in graph_of(source))
+    return found
 
 
 def _flags(pipe: Any) -> Flag:
@@ -94,30 +139,11 @@ def location_of(pipe: Any) -> str | None:
     """
     for attribute, value in vars(pipe).items():
         if attribute.endswith("fn") and callable(value):
-            code = _code_of(value)
+            code = code_of(value)
             if code is not None and not code.co_filename.startswith(PACKAGE):
-                return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+                return place_of(code)
     iterate = inspect.unwrap(type(pipe).__iter__)
     code = getattr(iterate, "__code__", None)
     if isinstance(code, CodeType) and not code.co_filename.startswith(PACKAGE):
-        return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+        return place_of(code)
     return None
-
-
-def _code_of(function: Any) -> CodeType | None:
-    while isinstance(function, partial):
-        function = function.func
-    if not hasattr(function, "__code__") and not isinstance(function, type):
-        function = vars(type(function)).get("__call__", function)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _short(path: str) -> str:
-    """A path relative to the program's folder, or to the working directory, if it lies below; else its
-    last two parts.
-    """
-    for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):
-        if root and path.startswith(root.rstrip(os.sep) + os.sep):
-            return os.path.relpath(path, root)
-    return os.sep.join(path.split(os.sep)[-2:]) if os.path.isabs(path) else path

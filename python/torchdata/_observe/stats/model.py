@@ -13,9 +13,11 @@ from typing import Any
 
 from torchdata._observe.stats.declaring import counter, described, fields_summed, gauge, told
 
-__all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
+__all__ = ["STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
 
 Page = dict[str, Any]
+#: How the rows of statistics name a `StatefulDataLoader`, by which its own arguments are advised.
+STATEFUL = "StatefulDataLoader"
 #: Fields of `LoaderStats` that are not for showing.
 _HIDDEN = ("reading",)
 
@@ -67,6 +69,7 @@ class PipeStats:
     )
     capacity: int | None = told("the most items that it holds", summed="workers")
     waits: bool = told("whether its items come from another process, or from a thread that reads ahead")
+    put_off: bool = told("whether its work is put off until `sharding_filter` has chosen the items of a share")
 
 
 @described
@@ -217,6 +220,12 @@ class LoaderStats:
     processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
     choices: tuple[str, ...] = told('the choice of `num_workers="auto"`, and its reason', default=())
+
+    @property
+    def is_stateful_loader(self) -> bool:
+        """Whether it is a `StatefulDataLoader` that is counted."""
+        main = self.main
+        return main is not None and any(pipe.name == STATEFUL for pipe in main.pipes)
 
     @property
     def main(self) -> ProcessStats | None:

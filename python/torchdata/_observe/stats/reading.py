@@ -366,6 +366,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
                 buffered_bytes=None if held is None or item_size is None else round(held * item_size),
                 capacity=pipe["capacity"] or None,
                 waits=waits,
+                put_off=bool(pipe["flags"] & Flag.PUT_OFF),
             )
         )
     return tuple(found)

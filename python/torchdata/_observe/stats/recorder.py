@@ -7,6 +7,7 @@ has one page. Loading never fails for want of statistics.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,11 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchdata._native import Delivery, StatsBoard
 from torchdata._observe.outside.stacks import answer_no_more
-from torchdata._observe.outside.stalls import warn_in_thread, warn_of_calls, warn_of_calls_no_more, warn_of_stalls
+from torchdata._observe.outside.stalls import (
+    WaitWarning,
+    warn_in_thread,
+    warn_of_calls,
+    warn_of_calls_no_more,
+    warn_of_stalls,
+)
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
+from torchdata._reporting import warn_outside
 
 if TYPE_CHECKING:
     from torchdata._observe.show.shown import ShownStats
+    from torchdata._observe.stats.diagnosis import Verdict
     from torchdata._observe.stats.model import LoaderStats, Reading
 
 __all__ = ["Recorder", "StatsLevel"]
@@ -27,6 +36,12 @@ StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: The variable of the environment that sets the level, if the loader is not told.
 VARIABLE = "TORCHDATA_STATS"
+#: The variable of the environment that turns the warning of long waits off, by "0".
+WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
+#: The default of `wait_warning`: the share of an epoch that a program may wait for the loader without a warning.
+WAIT = 0.3
+#: Shorter epochs, in seconds, give no warning.
+LEAST = 10.0
 
 
 class CountedService(Protocol):
@@ -45,9 +60,16 @@ class Recorder:
     Args:
         level: "counts", or "full" to take the time of each pipe, too; None for what the environment says.
         stall_warning: after how many seconds without an item a warning says who waits for whom; None: never.
+        wait_warning: the share of an epoch that the program may wait for the loader before a warning says so, once;
+            None: never.
     """
 
-    def __init__(self, level: StatsLevel | None, stall_warning: float | None) -> None:
+    #: The class of the loader.
+    name = "DataLoader2"
+
+    def __init__(
+        self, level: StatsLevel | None, stall_warning: float | None, wait_warning: float | None = WAIT
+    ) -> None:
         chosen = os.environ.get(VARIABLE) or "counts" if level is None else level
         if chosen not in _LEVELS:
             source = f"the environment variable {VARIABLE}" if level is None else "stats"
@@ -55,7 +77,13 @@ class Recorder:
         if stall_warning is not None and (isinstance(stall_warning, bool) or not stall_warning > 0):
             raise ValueError(f"stall_warning is a positive number of seconds or None, not {stall_warning!r}")
         self.full = chosen == "full"
-        self.stall_warning = stall_warning
+        if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
+            raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
+        self.stall_warning, self.wait_warning = stall_warning, wait_warning
+        #: Whether the warning of a long wait was given or is turned off; when this epoch began, and the counters then.
+        self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
+        self._began = 0.0
+        self._since: Reading | None = None
         self._pid = 0
         #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
         self._watched: tuple[int, Delivery] | None = None
@@ -78,6 +106,7 @@ class Recorder:
         self._processes = processes
         if self._counting is not None:
             self._counting.bind(datapipe)
+            self._note_beginning()
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
@@ -100,6 +129,31 @@ class Recorder:
             self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
             self._counting.end()
+            self._warn_if_slow()
+
+    def _note_beginning(self) -> None:
+        """Notes the counters at the beginning of an epoch, with which it is compared at its end."""
+        if not self._is_wait_told and self.board is not None:
+            pages = self.board.read()
+            self._began = time.monotonic()
+            self._since = _reading_of(time.monotonic_ns(), self.full, pages)
+
+    def _warn_if_slow(self) -> None:
+        """Warns, once, if the program has waited for the loader for much of the epoch that is over."""
+        if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
+            return
+        from torchdata._observe.stats.waiting import waited_for_long
+
+        stats = self.stats()
+        words = waited_for_long(
+            replace(self._summary(self._since), epoch=stats.epoch), self.name, self.wait_warning or 1
+        )
+        if words is not None:
+            self._is_wait_told = True
+            try:
+                warn_outside(words, WaitWarning)
+            except Warning as error:  # the epoch is over in order, whatever becomes of warnings
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
         """The loader is shut down: what was counted stays to be read."""
@@ -127,7 +181,6 @@ class Recorder:
 
     def reading(self) -> Reading:
         """The counters so far."""
-        from torchdata._observe.stats.model import Reading
         from torchdata._observe.stats.reading import read_board
 
         board = self.board
@@ -135,7 +188,7 @@ class Recorder:
             self._warn_of_damage(board)
             return read_board(board)
         at, full, read = self._last or (0, self.full, [])
-        return Reading(at, full, {page["page"]: page for page in read})
+        return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
         """Warns, once, if pages are left out. It raises nothing, even where warnings are errors."""
@@ -162,7 +215,42 @@ class Recorder:
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """See `DataLoader2.stats`."""
+        earlier = None if since is None else since.reading
+        if earlier is not None and earlier.at < self._made:
+            earlier = None  # of workers before these, whose counters are gone
+        return replace(self._summary(earlier), choices=tuple(self._notes()))
+
+    def copied(self) -> Recorder:
+        """The recorder of a copy of the loader."""
+        return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
+
+    def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
+        """See `DataLoader2.diagnose`.
+
+        Args:
+            since: earlier statistics, from which on to look.
+            ended: how many epochs have ended, if none runs.
+        """
+        from torchdata._observe.stats.diagnosis import diagnose
+
+        stats = self.stats(since)
+        if not stats.epoch:  # an epoch begins with its first item, and there was none
+            stats = replace(stats, epoch=ended, epochs=ended)
+        return diagnose(stats)
+
+    def _summary(self, since: Reading | None) -> ShownStats:
         from torchdata._observe.stats.reading import summarise
 
-        stats = summarise(self.reading(), None if since is None else since.reading)
-        return replace(stats, choices=tuple(self._notes()))
+        return summarise(self.reading(), since)
+
+    @property
+    def _made(self) -> int:
+        """When the counters were made that are read now, in nanoseconds; 0 if there are none."""
+        board = self.board
+        return 0 if board is None else board.made()[1]
+
+
+def _reading_of(at: int, full: bool, pages: list[Any]) -> Reading:
+    from torchdata._observe.stats.model import Reading
+
+    return Reading(at, full, {page["page"]: page for page in pages})

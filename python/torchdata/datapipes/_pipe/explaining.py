@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torchdata._redacting import redact_error
-from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
+from torchdata._reporting import add_note, attributes_of, came_from, fold, represented
+from torchdata.datapipes._pipe.blaming import blamed_name
 from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
 from torchdata.datapipes._pipe.state.record import existing_record
 
@@ -78,7 +79,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
         did = f"{did}, of index {index}"
     return {
         "pipe": id(datapipe),  # in this process
-        "name": name_of(datapipe),
+        "name": blamed_name(datapipe, error),
         "behind": f", behind {' and '.join(sources)}" if sources else "",
         "did": did,
         "note": None,

@@ -33,6 +33,7 @@ from torchdata._reporting import (
     notes_of,
     warn_outside,
 )
+from torchdata.datapipes._pipe.blaming import blamed_name, counted_at
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
@@ -135,7 +136,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
-            key = kind, name_of(pipe)
+            key = kind, blamed_name(pipe)
             found[key] = found.get(key, 0) + count
     return found
 
@@ -251,11 +252,11 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         )
         return False
     record.skipped = plus_one(record.skipped, type(error).__name__)
-    token_of(datapipe).count_skipped(type(error).__name__)
+    counted_at(datapipe).count_skipped(type(error).__name__)
     if owner.log is not None:
         number = yielded + sum(record.skipped.values()) - 1
         of_loader = _epochs.get(owner) if worker is None else epoch
-        found = {"epoch": of_loader, "worker": worker, "pipe": name_of(datapipe), "item": number}
+        found = {"epoch": of_loader, "worker": worker, "pipe": blamed_name(datapipe, error), "item": number}
         found["key"] = _key_of(error)
         write_line(owner.log, found | line_of(error))
     if not is_over(owner, owner.limit):

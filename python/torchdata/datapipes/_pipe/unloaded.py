@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
+from torchdata._native import TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
-from torchdata.datapipes._pipe.state.record import existing_record, record_of
+from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 from torchdata.datapipes.datapipe import begin_iteration
 
-__all__ = ["Load", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "items_at"]
+__all__ = ["Load", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of", "items_at"]
 
 #: Makes the item of an index.
 Load = Callable[[Any], Any]
@@ -86,8 +87,17 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
     """The items of a map pipe at some indices, for the pipe that reads it; an error of one names its index."""
     if record_of(reader).claim is not None:  # map() continues after an item that is skipped
-        return map(partial(_item_at, datapipe.__getitem__), indices)
-    return _each_item(datapipe.__getitem__, indices)
+        return map(partial(_item_at, getter_of(datapipe)), indices)
+    return _each_item(getter_of(datapipe), indices)
+
+
+def getter_of(datapipe: Any) -> Load:
+    """What makes the item of an index of a map pipe: its `__getitem__`, timed if the loader asks for that."""
+    token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
+    if token is None or not token.is_timed:
+        return datapipe.__getitem__  # type: ignore[no-any-return]
+    own = getattr(datapipe, "_getter", None)  # which reads another map pipe, whose time is its own
+    return TimedCall(token, datapipe.__getitem__ if own is None else own(getter_of(datapipe.datapipe)), True)
 
 
 def _item_at(item_at: Callable[[Any], Any], index: Any) -> Any:
@@ -119,7 +129,9 @@ class Step:
     __slots__ = ("_before", "_datapipe", "_function", "_made")
 
     def __init__(self, datapipe: Any, function: Load, before: Load | None = None) -> None:
-        self._datapipe, self._function, self._before = datapipe, function, before
+        token = token_of(datapipe)
+        self._function = TimedCall(token, function, False) if token.is_timed else function
+        self._datapipe, self._before = datapipe, before
         self._made = 0
 
     def __call__(self, index: Any) -> Any:

@@ -58,6 +58,10 @@ class Mapper(MapDataPipe[T_co]):
     def __getitem__(self, index: Any) -> T_co:
         return self.fn(self.datapipe[index])
 
+    def _getter(self, item_at: Callable[[Any], Any]) -> Callable[[Any], T_co]:
+        """What stands for `__getitem__` over what makes the items of the source."""
+        return lambda index: self.fn(item_at(index))
+
     def __len__(self) -> int:
         return length_of(self, self.datapipe)
 

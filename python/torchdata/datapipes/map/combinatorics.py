@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
-from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
+from torchdata.datapipes._pipe.unloaded import Load, Step, getter_of, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
 
@@ -91,7 +91,7 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         return self._left(), self._loads()
 
     def _loads(self) -> Load:
-        return Step(self, self.datapipe.__getitem__)
+        return Step(self, getter_of(self.datapipe))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -168,7 +168,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         return self._indices(), self._loads()
 
     def _loads(self) -> Load:
-        return Step(self, self.datapipe.__getitem__)
+        return Step(self, getter_of(self.datapipe))
 
     def _indices(self) -> Iterator[Any]:
         """The indices that this iteration still has to read."""

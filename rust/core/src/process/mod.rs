@@ -18,6 +18,8 @@ mod linux;
 #[cfg(not(loom))]
 pub mod liveness;
 #[cfg(not(loom))]
+pub mod naming;
+#[cfg(not(loom))]
 mod portable;
 #[cfg(not(loom))]
 pub mod region;

@@ -341,6 +341,11 @@ impl PageRef {
         Some(PipeRef { page: self.clone(), index })
     }
 
+    /// A pipe that has a name; None if there is no room for it.
+    pub fn pipe_at(&self, index: usize) -> Option<PipeRef> {
+        self.record_at(index).map(|_| PipeRef { page: self.clone(), index })
+    }
+
     /// Whether time is taken of each pipe.
     pub fn is_full(&self) -> bool {
         self.board.is_full()

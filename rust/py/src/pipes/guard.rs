@@ -6,7 +6,6 @@
 //!
 //! No slot lets a panic out, which would end the process: what is not just reads, writes and calls of C is caught.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -23,6 +22,7 @@ use torchdata_core::stats::nanoseconds;
 
 use crate::panics::caught;
 use crate::pipes::clocking;
+use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
@@ -58,15 +58,9 @@ struct Guard {
     mark: u32,
     /// Whether the last call that `clocking` saw was within another.
     nested: bool,
-    /// Calls until the next that `next_metered` measures, or until `next_timed` looks again whether this guard is
-    /// nested; how many one that is measured stands for, the state of the chance, and what the next gap may be on
-    /// average.
-    countdown: u32,
-    gap: u32,
-    random: Cell<u64>,
-    most: Cell<u64>,
-    /// When the last one ended; 0 before the first.
-    measured: u64,
+    /// Which calls `next_metered` times. `next_timed` counts in it down to when it looks again whether this guard is
+    /// nested.
+    metering: Metering,
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
     /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
@@ -186,10 +180,7 @@ pub fn guard_iterator<'py>(
         (&raw mut (*guard).next).write(call);
         (&raw mut (*guard).argument).write(argument);
         (&raw mut (*guard).inner).write(next);
-        (&raw mut (*guard).countdown).write(1);
-        (&raw mut (*guard).gap).write(1);
-        (&raw mut (*guard).random).write(Cell::new(nanoseconds() | 1));
-        (&raw mut (*guard).most).write(Cell::new(1));
+        (&raw mut (*guard).metering).write(Metering::new());
         (&raw mut (*guard).id).write(iterator_id);
         (&raw mut (*guard).sealed).write(sealed);
         (&raw mut (*guard).token_object).write(token.into_ptr());
@@ -265,8 +256,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     // SAFETY: called by `next_item` with its own guard, which is valid and not cleared.
     unsafe {
         let guard = object.cast::<Guard>();
-        (*guard).countdown = (*guard).countdown.wrapping_sub(1);
-        if (*guard).countdown != 0 { ((*guard).inner)((*guard).iterator) } else { metered(guard) }
+        if (*guard).metering.is_due() { metered(guard) } else { ((*guard).inner)((*guard).iterator) }
     }
 }
 
@@ -275,27 +265,17 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The token is not kept over the call; what the call runs may bind it anew.
     unsafe {
-        let first = (*guard).measured == 0;
+        let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
         let began = nanoseconds();
         let item = ((*guard).inner)((*guard).iterator);
         if (*guard).id == CLEARED {
             return item;
         }
-        let now = nanoseconds();
-        let (took, passed) = (now - began, now - (*guard).measured);
-        let weight = u64::from((*guard).gap);
-        (*guard).measured = now;
-        let gap = clocking::next_gap(
-            &(*guard).random,
-            &(*guard).most,
-            clocking::interval(took, 1, clocking::PRICE_METERED, clocking::LONGEST_METERED),
-        );
-        (*guard).gap = u32::try_from(gap).unwrap_or(u32::MAX);
-        (*guard).countdown = (*guard).gap;
+        let inside = (*guard).metering.note(began);
         end_first(guard, first, !item.is_null());
         if !first && let Some(place) = (*(*guard).token).place() {
-            place.pipe.page().inside(took.saturating_mul(weight).min(passed), 1);
+            place.pipe.page().inside(inside, 1);
         }
         item
     }
@@ -309,8 +289,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
         (*(*guard).current).store((*guard).mark, Relaxed);
-        (*guard).countdown = (*guard).countdown.wrapping_sub(1);
-        let item = if (*guard).nested && (*guard).countdown != 0 && !clocking::is_measuring() {
+        let item = if (*guard).nested && !(*guard).metering.is_due() && !clocking::is_measuring() {
             ((*guard).inner)((*guard).iterator)
         } else {
             clocked(guard)
@@ -326,12 +305,13 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
-        let first = (*guard).measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
+        let first =
+            (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
         begin_first(guard, first);
         let (item, nested, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
-        (*guard).measured = 1;
+        (*guard).metering.measured = 1;
         (*guard).nested = nested;
-        (*guard).countdown = clocking::LOOK_AGAIN;
+        (*guard).metering.countdown = clocking::LOOK_AGAIN;
         if (first || timed.is_some()) && (*guard).id != CLEARED {
             end_first(guard, first, !item.is_null());
             note(guard, &timed, first, !item.is_null());
@@ -345,9 +325,7 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, 
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
-    if let Some((own, weight)) = timed.own {
-        place.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
-    }
+    place.sample(timed);
     if let (true, Some((took, weight))) = (place.root, timed.whole) {
         let page = place.pipe.page();
         if came {

@@ -17,13 +17,16 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
+use crate::transport::stats::PyStatsBoard;
 
 /// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
 /// which returns a tuple of the item, or None if it must wait again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,
+    meter: Meter,
 }
 
 #[pymethods]
@@ -31,13 +34,19 @@ impl HandingIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
     fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())? })
+        Ok(Self { turn: Py::new(py, Turn::default())?, meter: Meter::new() })
     }
 
     /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
+    }
+
+    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    fn count_into(&self, py: Python<'_>, board: &PyStatsBoard, page: usize, pipe: usize) -> PyResult<()> {
+        self.meter.count_into(py, board.pipe(page, pipe)?);
+        Ok(())
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -47,16 +56,18 @@ impl HandingIterator {
     fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let _turn = slf.get().turn.get().take(py)?;
-        loop {
-            slf.call_method0("_wait")?;
-            let deferred = Deferred::new(py)?;
-            let handed = slf.call_method0("_hand_over");
-            deferred.end()?;
-            let handed = handed?;
-            if !handed.is_none() {
-                return handed.get_item(0);
+        slf.get().meter.around(py, || {
+            loop {
+                slf.call_method0("_wait")?;
+                let deferred = Deferred::new(py)?;
+                let handed = slf.call_method0("_hand_over");
+                deferred.end()?;
+                let handed = handed?;
+                if !handed.is_none() {
+                    return handed.get_item(0);
+                }
             }
-        }
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -1,10 +1,12 @@
 //! The cost of iteration: tokens of valid iterators, guards around users' iterators, turns of reading threads.
 
+pub mod calling;
 pub mod clocking;
 pub mod delivery;
 pub mod guard;
 pub mod handing;
 pub mod iterators;
+pub mod metering;
 pub mod packing;
 pub mod sampling;
 pub mod sequence;

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
 use pyo3::prelude::*;
 use torchdata_core::stats::PipeRef;
 
+use crate::pipes::clocking::Timed;
+
 /// Where a board has a pipe.
 pub struct Place {
     pub pipe: PipeRef,
@@ -17,6 +19,15 @@ pub struct Place {
     pub main: bool,
     /// Where it was counted before.
     _before: Option<Box<Place>>,
+}
+
+impl Place {
+    /// Counts the time of a call.
+    pub fn sample(&self, timed: &Timed) {
+        if let Some((own, weight)) = timed.own {
+            self.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
+        }
+    }
 }
 
 /// A pipe's knowledge of its current iteration. Never pickled or copied: a copy starts afresh.
@@ -84,7 +95,7 @@ impl IterationToken {
 
     /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a
     /// call may count there once more.
-    fn activate(&self) {
+    pub fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
             return;
@@ -167,6 +178,14 @@ impl IterationToken {
     /// Forgets loaded state: the next iteration starts anew.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
+    }
+
+    /// Whether a board takes the time of this pipe, now or from the next iteration on.
+    #[getter]
+    fn is_timed(&self) -> bool {
+        // SAFETY: as in `bind`.
+        let pending = unsafe { self.pending.load(Relaxed).as_ref() };
+        pending.or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
     }
 
     /// Counts an item that was skipped because it raised an exception of this kind, for people to see.

@@ -18,7 +18,9 @@ use torchdata_core::process::{fork, watching};
 use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
+use crate::pipes::metering::Meter;
 use crate::seconds::duration;
+use crate::transport::stats::PyStatsBoard;
 
 /// A turn that is closed counts as so many threads that wait.
 const CLOSED: usize = 1 << 32;
@@ -212,6 +214,7 @@ pub struct SharedIterator {
     turn: Py<Turn>,
     /// The function `next` of the subclass, once it was asked for.
     next: OnceLock<Py<PyAny>>,
+    meter: Meter,
 }
 
 #[pymethods]
@@ -219,13 +222,19 @@ impl SharedIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
     fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new() })
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
     }
 
     /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
+    }
+
+    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    fn count_into(&self, py: Python<'_>, board: &PyStatsBoard, page: usize, pipe: usize) -> PyResult<()> {
+        self.meter.count_into(py, board.pipe(page, pipe)?);
+        Ok(())
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -243,7 +252,7 @@ impl SharedIterator {
                 this.next.get_or_init(|| found)
             }
         };
-        call(next.bind(py), slf.as_any())
+        this.meter.around(py, || call(next.bind(py), slf.as_any()))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -8,11 +8,12 @@ use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, Role, Value};
+use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, PipeRef, Role, Value};
 
 use crate::descriptors::{duplicate, take_fd};
 use crate::errors;
 use crate::pipes::clocking;
+use crate::pipes::metering::add_work;
 use crate::pipes::token::IterationToken;
 
 /// Counters of all processes of a loader, in memory that they share.
@@ -34,6 +35,11 @@ impl PyStatsBoard {
         Err(PyRuntimeError::new_err(
             "these counters are not to be written by this process: it observes them, or was forked from the one that counts",
         ))
+    }
+
+    /// A pipe that `bind` has named, of a page that this process may write.
+    pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
+        self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for so many pipes"))
     }
 
     /// The ends of links from flow `first` on.
@@ -123,6 +129,15 @@ impl PyStatsBoard {
             }
         }
         own.set_pipes(count);
+        Ok(())
+    }
+
+    /// Counts items of a pipe that `bind` has named. One call took these nanoseconds, and represents `weight` calls.
+    /// Does nothing in a process that was forked from the one that counts.
+    fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
+        if self.0.is_of_this_process() {
+            add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
+        }
         Ok(())
     }
 

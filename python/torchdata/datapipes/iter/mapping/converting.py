@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.seeking import iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.state.record import passed
-from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
+from torchdata.datapipes._pipe.unloaded import Load, Step, getter_of, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 
 __all__ = ["MapToIterConverter", "to_node"]
@@ -63,7 +63,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         return iterate_by_index(self.indices, token_of(self).yielded), self._loads()
 
     def _loads(self) -> Load:
-        return Step(self, self.datapipe.__getitem__)
+        return Step(self, getter_of(self.datapipe))
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -1,0 +1,58 @@
+"""What helps, in the arguments that the user's own loader has.
+
+Role: data for the verdicts of `diagnosis`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchdata._observe.stats.model import LoaderStats
+
+__all__ = ["Advice", "advice_for"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The arguments of a loader that advice names."""
+
+    #: So many workers, where there are none.
+    workers: str
+    #: How the time of each pipe is taken.
+    full: str
+    #: What helps if shared memory is full.
+    memory: str
+    #: What makes items larger.
+    larger: str
+    #: What helps if one worker has much more to do.
+    shares: str
+    #: What starts faster, or more rarely.
+    start: str
+
+
+_START = 'multiprocessing_context="forkserver" or "fork" starts faster than "spawn"'
+_OF_PIPES = Advice(
+    workers="MultiProcessingReadingService({})",
+    full='DataLoader2(…, stats="full")',
+    memory="Hold fewer items, copy what you keep, or raise memory_budget of the reading service.",
+    larger="larger items: put `.batch(…)` at the end of what the workers run.",
+    shares="Share single items (sharding_filter behind what reads the files), make shards of one size, or use "
+    "sharding_round_robin_dispatch.",
+    start=_START,
+)
+_OF_BATCHES = Advice(
+    workers="num_workers={}",
+    full='StatefulDataLoader(…, stats="full")',
+    memory="Hold fewer batches, or copy what you keep.",
+    larger="larger batches: raise batch_size.",
+    shares="Have the iterable dataset divide single samples among the workers (get_worker_info), or make their shares "
+    "of one size.",
+    start=f"persistent_workers=True starts them once; {_START}",
+)
+
+
+def advice_for(stats: LoaderStats) -> Advice:
+    """The arguments of the loader that is counted."""
+    return _OF_BATCHES if stats.is_stateful_loader else _OF_PIPES

@@ -1,0 +1,211 @@
+"""The counters of a `StatefulDataLoader`: what reading the samples of batches takes, and what collating them takes.
+
+Role: `bind_reading` names both on the page of the process that reads, a worker or main; `BatchClock` times one batch in
+several. `BatchRecorder` belongs to the loader, in main. With `persistent_workers=False` each epoch has new workers, and
+a new board with them, so the statistics are those of the epoch that runs or ran last.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchdata._native import IterationToken, StatsBoard
+from torchdata._observe.stats.counting import MAIN, MAIN_PAGE, PIPES, Counting
+from torchdata._observe.stats.labels import describe_pipes
+from torchdata._observe.stats.model import STATEFUL
+from torchdata._observe.stats.recorder import Recorder, StatsLevel
+from torchdata._reporting import is_users
+from torchdata._users_code import ITERATED, READ, code_of, codes_of_dataset, place_of
+from torchdata.datapipes.datapipe import IterDataPipe
+
+if TYPE_CHECKING:
+    from torchdata._observe.show.shown import ShownStats
+    from torchdata._observe.stats.model import LoaderStats, Reading
+
+__all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
+
+#: Batches that take at least these nanoseconds are all timed, which costs less than 0.3 % of their time.
+_EACH = 500_000
+#: The largest number of batches between two that are timed.
+_MOST = 256
+#: Pipes of a dataset that are counted. Three further rows belong to the dataset, `collate_fn` and the loader.
+_ROOM = PIPES - 3
+
+
+class BatchClock:
+    """Times one batch in several, so that it costs little whatever the batches are.
+
+    Args:
+        board: the counters.
+        page: the page of this process.
+        read: the number of what reads samples; None if pipes of the dataset are timed by themselves.
+        collated: the number of what makes batches.
+    """
+
+    __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
+
+    def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
+        self._board, self._page, self._read, self._collated = board, page, read, collated
+        self._full = board.full
+        #: How many batches the next one that is timed stands for, and how many it may.
+        self._gap = self._longest = 1
+        self._random = random.Random()
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(None), ()  # a copy of what is timed is timed once it begins
+
+    def note(self, samples: int, reading: int, collating: int) -> int:
+        """Notes a batch that was timed; returns after how many batches the next one is to be.
+
+        Args:
+            samples: how many samples it has.
+            reading: nanoseconds in which they were read.
+            collating: nanoseconds in which the batch was made of them.
+        """
+        gap = self._gap
+        if self._read is not None:
+            self._board.add_work(self._page, self._read, samples * gap, reading, gap)
+        self._board.add_work(self._page, self._collated, gap, collating, gap)
+        if self._full:
+            return 1
+        mean = min(_EACH // max(1, reading + collating), self._longest)
+        self._longest = min(2 * self._longest, _MOST)
+        self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)  # no rhythm of the dataset's meets it
+        return self._gap
+
+
+def bind_reading(
+    counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
+) -> tuple[BatchClock, int]:
+    """Names what reads samples and what makes batches on the page of this process.
+
+    Args:
+        counting: the page.
+        dataset: the dataset.
+        is_iterable: whether it is iterated over, rather than read by index.
+        collate_fn: makes a batch of samples.
+        hands_out: whether the loader hands the batches out in this process.
+
+    Returns:
+        The clock of the batches, and the number of the row that counts the batches of the loader.
+    """
+    board = counting.board
+    rows: list[_Row] = []
+    if board.full and isinstance(dataset, IterDataPipe):  # whose pipes are timed by themselves
+        rows = describe_pipes(dataset, True)[-_ROOM:]
+        rows[-1] = (*rows[-1][:3], len(rows), *rows[-1][4:])
+    read = None if rows else 0
+    if not rows:
+        rows = [_row(*_name_of_dataset(dataset, is_iterable), reader=1)]
+    collated = len(rows)
+    rows.append(_row(*_name_of_collate(collate_fn), reader=collated + 1 if hands_out else None))
+    if hands_out:
+        rows.append(_row(STATEFUL, ""))
+    board.bind(counting.page, rows, len(rows))
+    return BatchClock(board, counting.page, read, collated), collated + 1
+
+
+_Row = tuple[IterationToken, str, str, int | None, int, int]
+
+
+def _row(name: str, location: str, reader: int | None = None) -> _Row:
+    return IterationToken(), name, location, reader, 0, 0
+
+
+def _name_of_dataset(dataset: Any, is_iterable: bool) -> tuple[str, str]:
+    """The user's code that makes samples, and where it stands."""
+    methods = ITERATED if is_iterable else READ
+    codes = codes_of_dataset(dataset, methods)
+    if codes:
+        return codes[0].name, codes[0].location
+    if isinstance(dataset, IterDataPipe):
+        *_, (_, name, location, *_) = describe_pipes(dataset, False)
+        return name, location
+    return type(dataset).__qualname__, ""
+
+
+def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
+    function = collate_fn
+    while (inner := getattr(function, "func", None)) is not None:
+        function = inner
+    name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
+    code = code_of(collate_fn)
+    users = (
+        code is not None and is_users(function) and not str(getattr(function, "__module__", "")).startswith("torch.")
+    )
+    return name, place_of(code) if code is not None and users else ""
+
+
+class BatchRecorder(Recorder):
+    """The statistics of one `StatefulDataLoader`.
+
+    Args:
+        level: "counts", or "full" to time each batch; None for what the environment says.
+        wait_warning: the share of an epoch that the program may wait for the loader without a warning; None: any.
+    """
+
+    name = STATEFUL
+
+    def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
+        super().__init__(level, None, wait_warning)
+        #: How many epochs have begun, and how many before those that the board counts.
+        self._epochs = self._before = 0
+        #: The counters when the workers of the last epoch were to end.
+        self._final: Reading | None = None
+
+    def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
+        """An epoch begins that is read in this process; returns what times its batches, if anybody does."""
+        if self._counting is None or self._processes is not None or self._pid != os.getpid():
+            try:
+                board = StatsBoard(1, 1, PIPES, self.full)
+            except OSError:
+                return None
+            board.adopt(MAIN_PAGE, MAIN, 0)
+            self._take(Counting(board, MAIN_PAGE), None)
+        assert self._counting is not None
+        clock, row = bind_reading(self._counting, dataset, is_iterable, collate_fn, hands_out=True)
+        self._begin(iterator, row)
+        return clock
+
+    def begin_in(self, iterator: Any, pool: Any) -> None:
+        """An epoch begins that the workers of a pool read."""
+        if self._processes is not pool:
+            self._take(pool.counting, pool)
+            pool.counting.board.bind(MAIN_PAGE, [_row(STATEFUL, "")], 1)
+        self._begin(iterator, 0)
+
+    def _take(self, counting: Counting, processes: Any) -> None:
+        self._counting, self._processes, self._pid = counting, processes, os.getpid()
+        self._before = self._epochs
+
+    def _begin(self, iterator: Any, row: int) -> None:
+        assert self._counting is not None
+        self._epochs += 1
+        self._final = None
+        self._note_beginning()
+        iterator.count_into(self._counting.board, MAIN_PAGE, row)
+
+    def end(self) -> None:
+        """The epoch is over, and its workers are about to end unless they live on."""
+        if self._counting is None or self._pid != os.getpid():
+            return
+        self._counting.end()
+        if self._processes is not None:
+            self._final = super().reading()
+        self._warn_if_slow()
+
+    def reading(self) -> Reading:
+        """The counters so far; of workers that have ended, as they were before that."""
+        return self._final or super().reading()
+
+    def stats(self, since: LoaderStats | None = None) -> ShownStats:
+        """See `StatefulDataLoader.stats`."""
+        stats = super().stats(since)
+        return replace(stats, epoch=self._before + stats.epoch)
+
+    def copied(self) -> BatchRecorder:
+        """The recorder of a copy of the loader."""
+        return BatchRecorder("full" if self.full else "counts", self.wait_warning)

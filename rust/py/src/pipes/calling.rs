@@ -1,0 +1,56 @@
+//! Functions whose calls are timed, apart from the pipe that calls them: what a data set takes that is read by index.
+//!
+//! Used where the time of each pipe is taken. Runs in whichever process and thread iterates the pipes.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+
+use crate::pipes::clocking;
+use crate::pipes::iterators::call;
+use crate::pipes::token::IterationToken;
+
+/// Calls a function of one argument, and times it at the place of a token; `counts`: and counts the items.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct TimedCall {
+    token: Py<IterationToken>,
+    function: Py<PyAny>,
+    counts: bool,
+}
+
+#[pymethods]
+impl TimedCall {
+    #[new]
+    fn new(token: Bound<'_, IterationToken>, function: Py<PyAny>, counts: bool) -> Self {
+        token.get().activate();
+        Self { token: token.unbind(), function, counts }
+    }
+
+    fn __call__<'py>(&self, py: Python<'py>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let token = self.token.get();
+        let Some(before) = token.place().map(|place| {
+            let (current, mark) = place.pipe.running();
+            let before = current.load(Relaxed);
+            current.store(mark, Relaxed);
+            before
+        }) else {
+            return call(self.function.bind(py), argument);
+        };
+        let (result, _, timed) = clocking::timed(|| call(self.function.bind(py), argument));
+        if let Some(place) = token.place() {
+            let record = place.pipe.record();
+            place.pipe.running().0.store(before, Relaxed);
+            record.yielded.store(record.yielded.load(Relaxed) + u64::from(self.counts && result.is_ok()), Relaxed);
+            if let Some(timed) = timed {
+                place.sample(&timed);
+            }
+        }
+        result
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.token)?;
+        visit.call(&self.function)
+    }
+}

@@ -1,0 +1,51 @@
+"""31 causes of slow loading, counted as each loader counts them: the verdict names the cause, and the code at fault."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from counted_causes import CAUSES, COLLATES, READS, Door, stats_of
+from torchdata._observe.stats.diagnosis import diagnose
+from torchdata._observe.stats.waiting import waited_for_long
+
+DOORS: tuple[Door, ...] = get_args(Door)
+#: Arguments that only the other loader has.
+FOREIGN = {
+    "StatefulDataLoader": (
+        "DataLoader2",
+        "MultiProcessingReadingService",
+        "memory_budget",
+        "sharding_filter",
+        ".batch(",
+    ),
+    "DataLoader2": ("StatefulDataLoader", "batch_size", "persistent_workers"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_named_with_the_code_at_fault_and_advice_for_that_loader(name: str, door: Door) -> None:
+    cause = CAUSES[name]
+    verdict = diagnose(stats_of(cause, door))
+    assert verdict.kind == cause.kind, verdict
+    if cause.culprit is not None:
+        wanted = READS if cause.culprit == "reads" else (COLLATES[door], "train.py:30")
+        assert (verdict.pipe, verdict.location) == wanted, verdict
+        assert f"`{wanted[0]}` ({wanted[1]})" in str(verdict)
+    for loader, words in cause.words.items():
+        assert loader not in ("", door) or words in str(verdict), verdict
+    assert not [word for word in FOREIGN[door] if word in str(verdict)], verdict
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_epoch_that_has_waited_for_long_is_told_in_one_line_with_file_and_line(door: Door) -> None:
+    told = waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.3)
+    assert told is not None
+    assert told.startswith(f"{door}: epoch 1 has waited ")
+    assert "`Photos.__getitem__` (train.py:12)" in told
+    assert "\n" not in told
+    assert waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.999) is None
+    for name in ("the main process trains", "the dataset is empty", "the epoch has just begun"):
+        assert waited_for_long(stats_of(CAUSES[name], door), door, 0.3) is None, name

@@ -1,0 +1,314 @@
+"""What a `StatefulDataLoader` tells of itself: counts, the code at fault, long waits, its processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
+
+from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
+from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
+from torchdata._observe.stats import recorder  # noqa: E402
+from torchdata._users_code import place_of  # noqa: E402
+from torchdata.dataloader2 import DataLoader2  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
+from torchdata.datapipes.map import SequenceWrapper  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2, "multiprocessing_context": "fork"},
+    {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
+    {"num_workers": 1, "multiprocessing_context": "forkserver"},
+]
+
+
+class Photos(Dataset[int]):
+    def __init__(self, count: int = 24) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        if index == 777:
+            raise ValueError("a broken photo")
+        return index
+
+
+class Lines(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
+def pad(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
+    """By name, where each function stands and how many items it has made, all processes together."""
+    return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_users_own_code_is_counted_with_file_and_line(way: dict[str, Any]) -> None:
+    loader = StatefulDataLoader(Photos(), batch_size=4, collate_fn=pad, stats="full", **way)
+    for epoch in (1, 2):
+        assert len(list(loader)) == 6
+        stats = loader.stats()
+        assert (stats.epoch, stats.items, stats.running) == (
+            epoch,
+            12 if is_one_board(way) and epoch == 2 else 6,
+            False,
+        )
+    found = rows_of(stats)
+    epochs = 2 if is_one_board(way) else 1
+    assert found["Photos.__getitem__"] == (place_of(Photos.__getitem__.__code__), 24 * epochs)
+    assert found["pad"] == (place_of(pad.__code__), 6 * epochs)
+    assert found["StatefulDataLoader"] == (None, 6 * epochs)
+
+
+def is_one_board(way: dict[str, Any]) -> bool:
+    return not way.get("num_workers") or bool(way.get("persistent_workers"))
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [(Lines(), "Lines.__iter__"), (Subset(Photos(), range(8, 20)), "Photos.__getitem__"), (list(range(9)), "list")],
+)
+def test_what_reads_samples_is_found_below_datasets_of_torch(way: dict[str, Any], dataset: Any, name: str) -> None:
+    loader = StatefulDataLoader(dataset, stats="full", **way)
+    samples = len(list(loader))
+    location, items = rows_of(loader.stats())[name]
+    assert items == samples
+    assert (location is None) == (name == "list")
+
+
+def test_statistics_since_earlier_ones_count_from_there() -> None:
+    loader = StatefulDataLoader(Photos(), batch_size=4)
+    list(loader)
+    earlier = loader.stats()
+    list(loader)
+    assert (loader.stats(earlier).items, loader.stats(earlier).epochs) == (6, 1)
+    workers = StatefulDataLoader(Photos(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    list(workers)
+    earlier = workers.stats()
+    list(workers)
+    assert workers.stats(earlier).items == 6, "its workers are new"
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_counts_for_itself(make: Any) -> None:
+    loader = StatefulDataLoader(Photos(), batch_size=4, stats="full", wait_warning=None)
+    list(loader)
+    copied = make(loader)
+    assert (copied.stats().items, copied.stats().full) == (0, True)
+    list(copied)
+    assert (copied.stats().items, loader.stats().items) == (6, 6)
+
+
+def test_few_batches_are_timed_unless_all_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchdata._observe.stats.batches import BatchClock
+
+    timed = {"counts": 0, "full": 0}
+    note = BatchClock.note
+
+    def counting(self: BatchClock, samples: int, reading: int, collating: int) -> int:
+        timed[level] += 1
+        return note(self, samples, 1000, 1000)  # as tiny batches, whatever the machine does
+
+    monkeypatch.setattr(BatchClock, "note", counting)
+    for level in timed:
+        list(StatefulDataLoader(range(3000), batch_size=2, stats=level))  # type: ignore[arg-type]
+    assert timed["full"] == 1500
+    assert timed["counts"] < 150
+    monkeypatch.setenv("TORCHDATA_STATS", "full")
+    level = "full"
+    list(StatefulDataLoader(range(30), batch_size=2))
+    assert timed["full"] == 1515
+
+
+def test_arguments_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match='stats is "counts" or "full"'):
+        StatefulDataLoader(range(3), stats="all")  # type: ignore[arg-type]
+    for share in (0, 1.5, True):
+        with pytest.raises(ValueError, match="wait_warning is a share from 0 to 1 or None"):
+            StatefulDataLoader(range(3), wait_warning=share)
+
+
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has any epoch count as a long one."""
+    monkeypatch.setattr(recorder, "LEAST", 0.0)
+    monkeypatch.delenv("TORCHDATA_WAIT_WARNING")
+
+
+LOADERS: dict[str, Any] = {
+    "StatefulDataLoader": lambda **more: StatefulDataLoader(Photos(400), batch_size=4, **more),
+    "DataLoader2": lambda **more: DataLoader2.from_dataset(Photos(400), batch_size=4, stats="full", **more),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_waits(monkeypatch)
+    loader = LOADERS[name](wait_warning=0.01)
+    with pytest.warns(WaitWarning, match=rf"^{name}: epoch 1 has waited \d+ % of ") as told:
+        list(loader)
+    message = str(told.pop(WaitWarning).message)
+    assert "\n" not in message
+    assert f"({place_of(Photos.__getitem__.__code__)})" in message or "in `" in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WaitWarning)
+        list(loader)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_argument_and_the_environment_turn_that_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_waits(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WaitWarning)
+        list(LOADERS[name](wait_warning=None))
+        monkeypatch.setenv("TORCHDATA_WAIT_WARNING", "0")
+        list(LOADERS[name](wait_warning=0.01))
+
+
+def test_a_loader_without_workers_is_seen_from_outside() -> None:
+    loader = StatefulDataLoader(Photos(), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchdata", "stats", str(os.getpid())], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Photos.__getitem__ (" in done.stdout
+    assert "StatefulDataLoader" in done.stdout
+    assert len(list(iterator)) == 11
+
+
+def test_the_bar_over_an_epoch_gives_its_batches() -> None:
+    assert len(list(StatefulDataLoader(Photos(), batch_size=4).progress())) == 6
+
+
+def name_of(pid: int) -> str:
+    with open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
+
+
+@pytest.mark.parametrize("kind", ["StatefulDataLoader", "DataLoader2", "dispatching"])
+def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> None:
+    loader: Any = StatefulDataLoader(Photos(), num_workers=2, multiprocessing_context="fork")
+    if kind == "DataLoader2":
+        loader = DataLoader2.from_dataset(Photos(), num_workers=2)
+    if kind == "dispatching":
+        loader = DataLoader2(IterableWrapper(range(8)).sharding_round_robin_dispatch(), num_workers=2)
+    assert loader.worker_pids() == []
+    iterator = iter(loader)
+    next(iterator)
+    wanted = ["td_worker_0", "td_worker_1", *(["td_dispatch"] if kind == "dispatching" else [])]
+    wait_for(lambda: list(map(name_of, loader.worker_pids())) == wanted)
+    list(iterator)
+    if kind != "StatefulDataLoader":
+        loader.shutdown()
+    assert loader.worker_pids() == []
+
+
+def test_the_loader_of_nodes_tells_its_processes() -> None:
+    from torchdata import nodes
+
+    source = nodes.IterableWrapper(range(8))
+    loader = nodes.Loader(nodes.ParallelMapper(source, abs, num_workers=2, method="process"))
+    assert loader.worker_pids() == []
+    items = iter(loader)
+    next(items)
+    wait_for(lambda: list(map(name_of, loader.worker_pids())) == ["td_worker_0", "td_worker_1"])
+    loader.shutdown()
+    assert loader.worker_pids() == []
+
+
+def renames(worker: int) -> None:
+    with open("/proc/self/comm", "w") as file:
+        file.write(f"mine_{worker}")
+
+
+def test_a_name_that_a_worker_gives_itself_stays() -> None:
+    loader = StatefulDataLoader(Photos(), num_workers=1, worker_init_fn=renames, multiprocessing_context="fork")
+    iterator = iter(loader)
+    next(iterator)
+    (pid,) = loader.worker_pids()
+    assert name_of(pid) == "mine_0"
+    list(iterator)
+
+
+def bad(index: int) -> int:
+    if index == 5:
+        raise ValueError("a broken function")
+    return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: SequenceWrapper(Photos(778)).to_iter_datapipe().sharding_filter(), Photos.__getitem__),
+        (lambda: SequenceWrapper(Photos(778)).shuffle().sharding_filter(), Photos.__getitem__),
+        (lambda: SequenceWrapper(Subset(Photos(778), range(770, 778))).shuffle().sharding_filter(), Photos.__getitem__),
+        (lambda: SequenceWrapper(Photos(99)).map(bad).to_iter_datapipe().sharding_filter(), bad),
+    ],
+)
+def test_the_note_of_an_exception_names_the_code_that_has_raised(workers: int, make: Any, code: Any) -> None:
+    with DataLoader2(make(), num_workers=workers) as loader, pytest.raises(ValueError, match="broken") as caught:
+        list(loader)
+    notes = "\n".join(caught.value.__notes__)
+    name = code.__qualname__
+    assert f"was raised while {name} ({place_of(code.__code__)})" in notes
+    assert ", of index " in notes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_counts_and_logs_of_skipped_items_name_the_code_that_has_raised(
+    workers: int, level: Any, tmp_path: Any
+) -> None:
+    log = tmp_path / "log"
+    pipe = SequenceWrapper(Photos(778)).shuffle().on_error("skip", log=log).sharding_filter()
+    with DataLoader2(pipe, num_workers=workers, stats=level) as loader:
+        with pytest.warns(RuntimeWarning, match=r"ValueError in Photos\.__getitem__"):
+            list(loader)
+        assert "ValueError in Photos.__getitem__" in str(loader.diagnose())
+    assert f'"pipe": "Photos.__getitem__ ({place_of(Photos.__getitem__.__code__)})"' in log.read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_map_style_dataset_loads_is_counted_apart_from_the_pipes_that_read_it(workers: int) -> None:
+    pipe = SequenceWrapper(Photos(40)).map(abs).to_iter_datapipe().map(abs).sharding_filter()
+    with DataLoader2(pipe, num_workers=workers, stats="full") as loader:
+        assert len(list(loader)) == 40
+        stats = loader.stats()
+    assert rows_of(stats)["Photos.__getitem__"] == (place_of(Photos.__getitem__.__code__), 40)
+    put_off = {pipe.name for pipe in stats.pipes if pipe.put_off}
+    assert {"Photos.__getitem__", "MapToIterConverter"} <= put_off
+    assert "ShardingFilter" not in put_off
+
+
+def test_from_dataset_takes_the_arguments_of_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader2.from_dataset(range(9), stats="full", stall_warning=None, wait_warning=None)
+    list(loader)
+    assert loader.stats().full
+    monkeypatch.setenv("TORCHDATA_STATS", "full")
+    loader = DataLoader2.from_dataset(range(9))
+    list(loader)
+    assert loader.stats().full
