@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+from torchdata._signatures import signature_of
 
 __all__ = ["Stateful", "copied", "give", "is_stateful", "state_of"]
 
@@ -52,7 +53,7 @@ def _is_method_without_arguments(function: Any) -> bool:
 def _needs_nothing(function: Any) -> bool:
     """Whether a function can be called without arguments, for all that its signature says."""
     try:
-        inspect.signature(function).bind()
+        signature_of(function).bind()
     except ValueError:  # a built-in one has no signature
         return True
     except TypeError:
