@@ -82,8 +82,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). Such an object refers to the class and
-#: its variables, which cannot all be pickled.
+#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). It refers to the class and
+#: its variables, not all of which can be pickled.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
