@@ -308,6 +308,7 @@ def test_a_fork_that_warns_of_threads_makes_a_process_that_is_known(monkeypatch:
         return pid
 
     monkeypatch.setattr(os, "fork", warning_fork)
+    warnings.simplefilter("error")
     filters = list(warnings.filters)
     reader, writer = os.pipe()
     child = fork_process("torchdata test", lambda: os.write(writer, bytes([len(warnings.filters)])), ())
