@@ -278,10 +278,12 @@ bench-rust: ## The engine alone: criterion
 
 # Wheels have no paths of the machine on which they were built.
 REMAP := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/torchdata-rs
+# Two builds of a commit are equal: the list of crates in a wheel contains this time in place of the time of the build.
+REPRODUCIBLE = RUSTFLAGS="$(REMAP)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 
 .PHONY: wheel
 wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
-	RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --out dist
+	$(REPRODUCIBLE) $(BIN)/maturin build --release --locked --out dist
 	$(BIN)/python tools/name_wheel.py dist
 
 # zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
@@ -292,7 +294,7 @@ $(STAMPS)/wheels: $(STAMPS)/venv
 .PHONY: wheels
 wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
 	rm -rf dist
-	PATH="$(abspath $(BIN)):$$PATH" RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(REPRODUCIBLE) $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
 	$(BIN)/python tools/name_wheel.py dist
 	@$(BIN)/auditwheel show dist/torchdata_rs-*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
@@ -303,7 +305,7 @@ wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for
 # Before a version is set, `make release-check` looks at the one that is there.
 .PHONY: release-check
 release-check: setup ## Build and check what would be released: make release-check VERSION=1.2.3
-	RUSTFLAGS="$(REMAP)" $(BIN)/python tools/release_check.py $(if $(VERSION),--version $(VERSION)) --chroot $(CHROOT) --wheels $(WHEELS) $(ARGS)
+	$(REPRODUCIBLE) $(BIN)/python tools/release_check.py $(if $(VERSION),--version $(VERSION)) --chroot $(CHROOT) --wheels $(WHEELS) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays

@@ -76,7 +76,12 @@ class Version:
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
         # Neither the checkout nor the interpreter that runs this are the command's.
-        clean = ["/usr/bin/env", "-u", "PYTHONPATH", "-u", "VIRTUAL_ENV", "-C", str(cwd)]
+        clean = [
+            "/usr/bin/env",
+            *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),
+            "-C",
+            str(cwd),
+        ]
         return [*self.enter, *clean, *map(str, command)]
 
     def install(self, *what: str | Path, quiet: bool = False) -> int:

@@ -224,6 +224,7 @@ def main() -> int:
         else:
             not_checked.append(f"CPython {name} with torch: {options.wheels or 'WHEELS'} has no wheel of torch for it")
     if oldest is not None:
+        os.environ["CARGO_TARGET_DIR"] = str(target / "again")  # spares the compilation of most crates
         check(f"CPython {oldest.name} with the sdist", check_installed, oldest, sdist, None, work / "sdist")
     for one in not_checked:
         print(f"NOT CHECKED: {one}")
