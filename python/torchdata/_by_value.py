@@ -15,6 +15,7 @@ function that uses it is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import operator
 import pickle
@@ -140,7 +141,8 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
-        return get_annotations(function, format=Format.STRING)
+        with contextlib.suppress(Exception):  # an expression without names, such as 1 / 0
+            return get_annotations(function, format=Format.STRING)
     return {}
 
 
