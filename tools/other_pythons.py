@@ -40,7 +40,7 @@ DEPENDENT = [
     "engine/test_pickled_by_value.py",
     "dataloader2/test_dataloader2.py",
 ]
-#: Enters a chroot, in whose file system the current folder, /tmp, /dev and /proc of this one are.
+#: Enters a chroot after mounting the current folder, /tmp, /dev and /proc into it.
 ENTER = """
 root=$1; shift
 mkdir -p "$root$PWD" "$root/etc/ssl/certs"
