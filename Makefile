@@ -95,7 +95,7 @@ $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is $$($(PYTHON) -V); 3.11 or later is needed: say make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet 'maturin>=1.7,<2'
+	$(PIP) install --quiet 'maturin>=1.9.4,<2'
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
@@ -139,13 +139,16 @@ lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, 
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
 
-# By the schemas of their host, and by a reader of workflows that looks for holes.
+# By the schemas of their host, by zizmor, which looks for holes, and by actionlint if it is installed. Its package on the
+# Python index downloads a binary from elsewhere while it is installed, so it is not among the requirements.
+ACTIONLINT ?= $(shell command -v actionlint)
 .PHONY: lint-workflows
 lint-workflows: setup
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{slow,wish,wrong}.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/zizmor --quiet --offline .github/workflows
+	$(if $(ACTIONLINT),$(ACTIONLINT),@echo "note: actionlint is not installed, so expressions and scripts in workflows are not checked")
 
 .PHONY: deny
 deny: ## Licences, sources and known holes of what is compiled in; needs cargo-deny
@@ -209,11 +212,18 @@ test-portable: setup ## The tests of waiting, memory and deaths once more, on th
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.14 3.15" …
 # PYTHONS_TORCH=torch, or what else pip is to install, has PyTorch there, too.
-PYTHONS ?= 3.12 3.13 3.14
+PYTHONS ?= 3.12 3.13 3.14 3.15
+# A chroot with those that are not installed here, see `make chroot`.
+CHROOT ?= .pythons/sid
 .PHONY: test-pythons
-test-pythons: wheel ## The loader's and the unit tests on CPython 3.12 to 3.14, as far as they are installed, with the wheel
-	$(BIN)/python tools/other_pythons.py $(if $(PYTHONS_TORCH),--torch '$(PYTHONS_TORCH)') \
+test-pythons: wheel ## The tests that depend on the interpreter on CPython 3.12 to 3.15, as far as they are installed, with the wheel
+	$(BIN)/python tools/other_pythons.py $(if $(PYTHONS_TORCH),--torch '$(PYTHONS_TORCH)') --chroot $(CHROOT) \
 	  --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
+
+.PHONY: chroot
+chroot: ## CPython 3.14 and 3.15 for test-pythons and release-check, from Debian's development branch; as root, with debootstrap
+	@command -v debootstrap > /dev/null || { echo "error: debootstrap is not installed: apt-get install debootstrap" >&2; exit 1; }
+	debootstrap --variant=minbase --include=ca-certificates,python3.14-venv,python3.15-venv sid $(CHROOT) http://deb.debian.org/debian
 
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
@@ -268,10 +278,12 @@ bench-rust: ## The engine alone: criterion
 
 # Wheels have no paths of the machine on which they were built.
 REMAP := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/torchdata-rs
+# Two builds of a commit are equal: the list of crates in a wheel contains this time in place of the time of the build.
+REPRODUCIBLE = RUSTFLAGS="$(REMAP)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 
 .PHONY: wheel
 wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
-	RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --out dist
+	$(REPRODUCIBLE) $(BIN)/maturin build --release --locked --out dist
 	$(BIN)/python tools/name_wheel.py dist
 
 # zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
@@ -282,7 +294,7 @@ $(STAMPS)/wheels: $(STAMPS)/venv
 .PHONY: wheels
 wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
 	rm -rf dist
-	PATH="$(abspath $(BIN)):$$PATH" RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(REPRODUCIBLE) $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
 	$(BIN)/python tools/name_wheel.py dist
 	@$(BIN)/auditwheel show dist/torchdata_rs-*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
@@ -290,12 +302,17 @@ wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for
 	$(BIN)/python tools/try_package.py dist/torchdata_rs-*.whl dist/torchdata-*.whl
 	$(BIN)/python tools/try_package.py dist/*.tar.gz
 
+# Before a version is set, `make release-check` looks at the one that is there.
+.PHONY: release-check
+release-check: setup ## Build and check what would be released: make release-check VERSION=1.2.3
+	$(REPRODUCIBLE) $(BIN)/python tools/release_check.py $(if $(VERSION),--version $(VERSION)) --chroot $(CHROOT) --wheels $(WHEELS) $(ARGS)
+
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
-	rm -rf target dist .bench .pythons .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf target dist .bench .pythons/3.* .pythons/release .pythons/states-* .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so
 
 .PHONY: distclean
-distclean: clean ## Remove .venv too
-	rm -rf $(VENV)
+distclean: clean ## Remove .venv and the chroot, too
+	rm -rf $(VENV) .pythons

@@ -1,47 +1,138 @@
 """Runs tests on other versions of CPython, each in a virtual environment of its own with the built wheel.
 
-Role: shows that one wheel serves all of them (abi3). `make test-pythons` builds the wheel and runs this: the loader's
-tests, and those of files that start no process. A version that is not installed, here or under pyenv, is left out, and
-said so; none at all is an error. A library that cannot be installed for a version is left out, and so is PyTorch unless
-it is asked for; tests that need them are skipped.
+Role: shows that one wheel serves all of them (abi3). `make test-pythons` builds the wheel and runs this. Each version
+runs the tests that depend on the interpreter: start methods, functions by value, errors, and the files whose tests
+start no process. Then each pair of versions exchanges states. The last lines say what was not run.
+
+A version is looked for on PATH, under pyenv, and in a chroot. `make chroot` makes that of Debian's development branch,
+which has versions that a distribution does not have yet. The checkout and /tmp are mounted into it, in a mount
+namespace of its own, so nothing remains mounted. This needs root.
+
+A library that cannot be installed for a version is left out, and so is PyTorch unless it is asked for. Tests that need
+them are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
+
+from tally import python_tests
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests" / "python"
 #: The packages without which no test runs, besides those that the wheel requires.
-NEEDED = ["hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+NEEDED = ["hypothesis>=6.100", "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+#: The tests that depend on the interpreter, besides those that start no process.
+DEPENDENT = [
+    "engine/test_interpreter_versions.py",
+    "engine/test_multiprocessing*.py",
+    "engine/test_failures.py",
+    "engine/test_forking_process.py",
+    "engine/test_pickled_by_value.py",
+    "dataloader2/test_dataloader2.py",
+]
+#: Enters a chroot after mounting the current folder, /tmp, /dev and /proc into it.
+ENTER = """
+root=$1; shift
+mkdir -p "$root$PWD" "$root/etc/ssl/certs"
+cp /etc/resolv.conf "$root/etc/resolv.conf"
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+mount --bind "$PWD" "$root$PWD" && mount --bind /tmp "$root/tmp" && mount --rbind /dev "$root/dev"
+mount -t proc proc "$root/proc"
+exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
+"""
 
 
-def interpreter(version: str) -> str | None:
-    """The path of an interpreter of this version ("3.12"), or None."""
-    under_pyenv = sorted(_pyenv().glob(f"versions/{version}*/bin/python"), reverse=True)
-    for candidate in (
-        f"python{version}",
-        *map(str, under_pyenv),
-    ):  # the first may be a shim that leads nowhere
+@dataclass
+class Version:
+    """A version of CPython, and what has become of its tests."""
+
+    name: str
+    #: The command that runs another one where the interpreter is, if that is a chroot.
+    enter: list[str]
+    python: str
+    folder: Path = Path()
+    left_out: list[str] = field(default_factory=list)
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def run(self, *command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> int:
+        """Runs a command where the interpreter is, and returns its status."""
+        return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=quiet).returncode
+
+    def output(self, *command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Runs a command where the interpreter is, and returns what it has printed."""
+        return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+    def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
+        # Neither the checkout nor the interpreter that runs this are the command's.
+        clean = [
+            "/usr/bin/env",
+            *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),
+            "-C",
+            str(cwd),
+        ]
+        return [*self.enter, *clean, *map(str, command)]
+
+    def install(self, *what: str | Path, quiet: bool = False) -> int:
+        """Installs distributions into the virtual environment."""
+        pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--prefer-binary"]
+        return self.run(self.folder / "bin" / "python", *pip, *what, quiet=quiet)
+
+    def prepare(self, folder: Path, wheel: Path, torch: str | None) -> None:
+        """Makes the virtual environment, with the wheel and the libraries that tests use."""
+        self.folder = folder
+        if self.run(self.python, "-m", "venv", folder) or self.install(*NEEDED, wheel):
+            sys.exit(f"error: no virtual environment for CPython {self.name}")
+        # The environment may hold an older build of the same version.
+        self.install("--force-reinstall", "--no-deps", wheel)
+        wanted = libraries()
+        if self.install(*wanted, quiet=True):  # one of them may have no wheel for this version
+            self.left_out = [one for one in wanted if self.install(one, quiet=True)]
+        if torch and self.install(*torch.split(), quiet=True):
+            self.left_out.append(torch)
+
+    def test(self, *arguments: str | Path) -> int:
+        """Runs pytest, not by `-m`, which would put the checkout on the path; returns its status."""
+        report = self.folder / "report.xml"
+        pytest: list[str | Path] = [self.folder / "bin" / "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        status = self.run(*pytest, *arguments)
+        ended, skipped = python_tests(report)
+        failed = sum(case.find("failure") is not None or case.find("error") is not None for case in _cases(report))
+        self.failed += failed
+        self.passed += ended - failed
+        self.skipped += skipped
+        return status
+
+
+def _cases(report: Path) -> list[ElementTree.Element]:
+    return list(ElementTree.parse(report).iter("testcase"))
+
+
+def find(version: str, chroot: Path) -> Version | None:
+    """The interpreter of a version ("3.12"), or None."""
+    under_pyenv = sorted((Path.home() / ".pyenv").glob(f"versions/{version}.*/bin/python"), reverse=True)
+    for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first may be a shim that leads nowhere
         look = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
         try:
             found = subprocess.run([candidate, "-c", look], capture_output=True, text=True, timeout=60)
         except OSError:
             continue
         if found.returncode == 0 and found.stdout.startswith(f"{version}\n"):
-            return found.stdout.splitlines()[1]
+            return Version(version, [], found.stdout.splitlines()[1])
+    if (chroot / "usr/bin" / f"python{version}").exists() and os.geteuid() == 0:
+        return Version(version, ["unshare", "--mount", "sh", "-ec", ENTER, "sh", str(chroot)], f"python{version}")
     return None
-
-
-def _pyenv() -> Path:
-    try:
-        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, timeout=60).stdout.strip()
-    except OSError:
-        root = ""
-    return Path(root or Path.home() / ".pyenv")
 
 
 def libraries() -> list[str]:
@@ -62,58 +153,70 @@ def _expanded(requirements: list[str], extras: dict[str, list[str]]) -> list[str
     return found
 
 
-def install(pip: list[str], torch: str | None) -> None:
-    """Installs the libraries: all at once, or if that fails for one of them, each by itself."""
-    pip = [*pip, "--prefer-binary"]
-    wanted = libraries()
-    if subprocess.run([*pip, *wanted], capture_output=True).returncode:
-        for one in wanted:
-            if subprocess.run([*pip, one], capture_output=True).returncode:
-                print(f"  left out: {one}", flush=True)
-    if torch and subprocess.run([*pip, *torch.split()], capture_output=True).returncode:
-        print(f"  left out: {torch}", flush=True)
+def run_tests(version: Version) -> int:
+    """Runs the tests that depend on the interpreter; returns the highest status."""
+    dependent = [path for pattern in DEPENDENT for path in sorted(TESTS.glob(pattern))]
+    assert len(dependent) > len(DEPENDENT)
+    return max(version.test(*dependent), version.test("-n", "2", "-m", "unit"))
 
 
-def run_tests(python: str, wheel: Path, folder: Path, torch: str | None, arguments: list[str]) -> int:
-    """Runs the tests with the wheel under `python`, in the virtual environment `folder`; returns pytest's status."""
-    mine = str(folder / "bin" / "python")
-    subprocess.run([python, "-m", "venv", str(folder)], check=True)
-    pip = [mine, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, *NEEDED, str(wheel)], check=True)
-    # The environment may hold an older build of the same version.
-    subprocess.run([*pip, "--force-reinstall", "--no-deps", str(wheel)], check=True)
-    install(pip, torch)
-    # Not by `-m`, which would put the checkout on the path.
-    pytest = [str(folder / "bin" / "pytest"), "-p", "no:cacheprovider"]
-    if arguments:
-        return subprocess.run([*pytest, *arguments], cwd=ROOT).returncode
-    loaders = [*sorted(ROOT.glob("tests/python/engine/test_multiprocessing*.py"))]
-    loaders.append(ROOT / "tests/python/dataloader2/test_dataloader2.py")
-    runs = [[*pytest, *map(str, loaders)], [*pytest, "-n", "2", "-m", "unit"]]
-    return max(subprocess.run(run, cwd=ROOT).returncode for run in runs)
+def exchange_states(versions: list[Version], folder: Path) -> int:
+    """Has each version load the states that each other one has saved; returns the highest status."""
+    program = ["-m", "exchanged_states"]
+    statuses = []
+    for saver in versions:
+        print(f"CPython {saver.name} saves states", flush=True)
+        file, python = folder / f"states-{saver.name}", saver.folder / "bin" / "python"
+        statuses.append(saver.run(python, *program, "save", file, cwd=TESTS / "support"))
+    for saver in versions:
+        for loader in versions:
+            print(f"CPython {loader.name} loads those of {saver.name}", flush=True)
+            file, python = folder / f"states-{saver.name}", loader.folder / "bin" / "python"
+            statuses.append(loader.run(python, *program, "load", file, cwd=TESTS / "support"))
+    return max(statuses)
+
+
+def report(wanted: list[str], versions: list[Version]) -> None:
+    """Prints what was run, and what was not."""
+    for name in sorted(set(wanted) - {version.name for version in versions}):
+        print(f"CPython {name}: NOT RUN, it is not installed (see `make chroot`)")
+    for version in versions:
+        counts = f"{version.passed} passed, {version.failed} failed, {version.skipped.total()} skipped"
+        print(f"CPython {version.name}: {counts}")
+        for reason, count in version.skipped.most_common():
+            print(f"  skipped {count}: {reason}")
+        if version.left_out:
+            print(f"  not installed: {', '.join(version.left_out)}")
+    print("not run on these versions: the other tests that start processes, which `make test` runs on one version")
 
 
 def main() -> int:
-    """Runs the tests on each version that is installed; 0 where all have passed."""
+    """Runs the tests on each version that is installed; 0 if all have passed."""
     parser = argparse.ArgumentParser(description="Runs tests on other versions of CPython.")
-    parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14"], metavar="X.Y")
+    parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
     parser.add_argument("--torch", help="the requirement of PyTorch, with options of pip; it is not installed without")
     parser.add_argument("--folder", type=Path, default=ROOT / ".pythons", help="of the virtual environments")
+    parser.add_argument("--chroot", type=Path, default=ROOT / ".pythons" / "sid", help="a Debian with more versions")
+    parser.add_argument("--states-only", action="store_true", help="only exchange states")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind `--`; if none, see above")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after `--`; if none, see above")
     options = parser.parse_args()
-    statuses = []
-    for version in options.versions:
-        python = interpreter(version)
-        if python is None:
-            print(f"CPython {version} is not installed: left out", file=sys.stderr)
-            continue
-        print(f"CPython {version}: {python}", flush=True)
-        folder = options.folder.resolve() / version
-        statuses.append(run_tests(python, options.wheel.resolve(), folder, options.torch, options.pytest))
-    if not statuses:
+    versions = [found for name in options.versions if (found := find(name, options.chroot.resolve()))]
+    if not versions:
         print("error: none of these versions is installed; pyenv install one of them", file=sys.stderr)
         return 1
+    statuses = []
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = Path(shutil.copy(options.wheel, folder))  # which a chroot can see
+    for version in versions:
+        print(f"CPython {version.name}: {version.python}", flush=True)
+        version.prepare(folder / version.name, wheel, options.torch)
+        if not options.states_only:
+            statuses.append(version.test(*options.pytest) if options.pytest else run_tests(version))
+    if not options.pytest:
+        statuses.append(exchange_states(versions, folder))
+    report(options.versions, versions)
     return max(statuses)
 
 

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTICES = ROOT / "python" / "torchdata" / "THIRD-PARTY-NOTICES.txt"
+NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
 #: The names of files with a licence.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
 #: Systems for which wheels are made: what is compiled for others alone is in none.
-_TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-apple-darwin", "aarch64-apple-darwin")
+_TARGETS = (
+    "x86_64-unknown-linux-gnu",
+    "aarch64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+    "aarch64-apple-darwin",
+)
 
 _HEAD = """\
 The extension module of this package is compiled from its own sources and from those listed below, each by its

@@ -6,13 +6,24 @@ something is pickled by value for the first time, because it imports cloudpickle
 cloudpickle takes classes that cannot be imported, which plain pickle refuses. Such a class may be made by a library at
 run time, and may have values that the `__reduce__` of its base does not know: `types.SimpleNamespace` returns what lies
 in `__dict__`, and not the `__slots__` of a class derived from it. These values would be lost without an error.
+
+Functions keep the name of their file, so that a traceback in a worker shows the file and the source line: cloudpickle
+3.1.3 replaces the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker imports
+their names, arrive as strings. A module that was imported with `lazy import` (Python 3.15) is imported before the
+function that uses it is pickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import operator
 import pickle
-from types import MemberDescriptorType
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,15 +36,24 @@ _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """The pickler of cloudpickle, with the check."""
+    """The pickler of cloudpickle, with the changes that this module describes."""
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`.
 
         Raises:
             pickle.PicklingError: an object of a class that is pickled by value would arrive without some of its values.
+            ImportError: a module that was imported with `lazy import` cannot be imported.
         """
         cls: type = type(obj)
+        if cls is CodeType:
+            return _reduced_code(obj)
+        if cls is FunctionType:
+            return self._reduced_function(obj)
+        if cls is _LAZY_IMPORT:
+            return operator.getitem, ((obj.resolve(),), 0)
+        if cls is _FORWARD_REFERENCE:
+            return cls, (obj.__forward_arg__,)
         if cls not in _seen:
             by_value = super().reducer_override(cls) is not NotImplemented
             _seen[cls] = set() if by_value and _way_of(cls) is not object else None
@@ -42,12 +62,91 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             _check(obj, faithful)
         return super().reducer_override(obj)
 
+    def _reduced_function(self, function: FunctionType) -> Any:
+        _import_lazy_modules(function)
+        try:
+            return super().reducer_override(function)
+        except Exception:
+            if _can_evaluate_annotations(function):
+                raise
+        return super().reducer_override(_with_annotations_as_text(function))
+
 
 def dumps(obj: Any) -> bytes:
     """Pickles an object, by value what cannot be imported."""
     file = io.BytesIO()
     ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+#: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
+_LAZY_IMPORT = getattr(types, "LazyImportType", None)
+#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). It refers to the class and
+#: its variables, not all of which can be pickled.
+_FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
+
+
+def _reduced_code(code: CodeType) -> Any:
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if _is_placeholder(one) else one for one in arguments)
+
+
+def _is_placeholder(argument: Any) -> bool:
+    return type(argument) is str and argument == "<dynamic-code>"
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yields the names of globals and attributes in the code of a function and of its inner functions."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _import_lazy_modules(function: FunctionType) -> None:
+    """Imports the modules that a function uses, so that cloudpickle finds the submodules that the function needs."""
+    if _LAZY_IMPORT is None:
+        return
+    names = function.__globals__
+    for name in set(_names_in(function.__code__)):
+        if type(names.get(name)) is _LAZY_IMPORT:
+            try:
+                names[name] = names[name].resolve()
+            except ImportError:
+                continue  # the name may be that of an attribute; if not, pickling the module raises the error
+
+
+def _can_evaluate_annotations(function: FunctionType) -> bool:
+    try:
+        return function.__annotations__ is not None
+    except Exception:  # whatever the expression of the user raises
+        return False
+
+
+def _with_annotations_as_text(function: FunctionType) -> FunctionType:
+    """Copies a function, with strings as annotations, as under `from __future__ import annotations`."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    for name in ("__kwdefaults__", "__module__", "__qualname__", "__doc__"):
+        setattr(copy, name, getattr(function, name))
+    vars(copy).update(vars(function))
+    copy.__annotations__ = _annotations_as_text(function)
+    return copy
+
+
+def _annotations_as_text(function: FunctionType) -> dict[str, str]:
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        with contextlib.suppress(Exception):  # an expression without names, such as 1 / 0
+            return get_annotations(function, format=Format.STRING)
+    return {}
+
+
+# -- values that would be lost ----------------------------------------------------------------------------------------
 
 
 def _check(obj: Any, faithful: set[frozenset[str]]) -> None:

@@ -23,11 +23,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+
+from torchdata._signatures import signature_of
 
 __all__ = ["Stateful", "StatefulStream", "StreamState", "copied", "give", "is_same", "is_stateful", "state_of"]
 
@@ -80,7 +81,7 @@ def _is_method_without_arguments(function: Any) -> bool:
 def _needs_nothing(function: Any) -> bool:
     """Whether a function can be called without arguments, for all that its signature says."""
     try:
-        inspect.signature(function).bind()
+        signature_of(function).bind()
     except ValueError:  # a built-in one has no signature
         return True
     except TypeError:

@@ -5,10 +5,10 @@ Role: pure functions, called where a loader is made.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from torchdata._signatures import signature_of
 from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
@@ -67,7 +67,7 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 
 def _named(function: Callable[..., Any]) -> list[str]:
     """The parameters that may be named."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = signature_of(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 

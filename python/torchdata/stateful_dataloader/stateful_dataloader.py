@@ -7,7 +7,6 @@ Role: main. The constructor, the attributes and their guards are torch's; iterat
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +19,7 @@ from torch.utils.data.dataloader import default_collate, default_convert, get_wo
 from torchdata._engine.workers.hangs import check_on_timeout
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
+from torchdata._signatures import signature_of
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
@@ -50,7 +50,7 @@ class _Indexed(Protocol[T_co]):
 
 
 #: Whether torch's loader knows `in_order`, as it does since 2.6.
-_KNOWS_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
+_KNOWS_ORDER = "in_order" in signature_of(DataLoader.__init__).parameters
 
 
 class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):

@@ -14,7 +14,6 @@ from typing import ClassVar
 import numpy as np
 import numpy.random  # which NumPy itself imports late, and whose generator is saved where it is there
 import pytest
-import torch
 
 from pipes_table import ROWS, seed
 from torchdata import _plain_pickles
@@ -31,6 +30,8 @@ from torchdata.datapipes._pipe.division import Given
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
+
+torch = pytest.importorskip("torch", reason="it makes some of the objects")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),

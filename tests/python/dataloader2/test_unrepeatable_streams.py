@@ -13,8 +13,6 @@ import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.nodes import IterableWrapper as Node
-from torchdata.nodes import Loader
 
 POSITIONS = 2, 5, 9, 15
 
@@ -216,6 +214,10 @@ def test_sequences_are_not_sampled() -> None:
 
 
 def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one() -> None:
+    pytest.importorskip("torch", reason="nodes need PyTorch")
+    from torchdata.nodes import IterableWrapper as Node
+    from torchdata.nodes import Loader
+
     for seed in (None, 3):
         for items in POSITIONS:
             loader = Loader(Node(InRandomOrder(seed)))

@@ -100,7 +100,6 @@ def test_the_work_is_done_in_the_workers():
     assert os.getpid() not in pids
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # from Python 3.12 on, under xdist
 def test_without_sharding_every_worker_yields_everything_and_a_warning_says_so():
     said = pytest.warns(DataPipeLintWarning, match="every item comes 2 times")
     with said, loader(IterableWrapper(range(5)).map(identity)) as dl:

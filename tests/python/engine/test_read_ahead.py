@@ -310,7 +310,6 @@ def test_dropping_a_half_read_iteration_ends_its_threads(way: Way, monkeypatch: 
 
 
 @each_way
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_that_the_threads_are_its_parents(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = begun(way, 20, abs, monkeypatch)
     found = [next(reading)]

@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_version_licence_and_requirements_are_those_of_the_project() -> None:
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))
     assert re.findall(r'^  version: "(.+)"$', TEXT, re.M) == [manifest["workspace"]["package"]["version"]]
-    assert re.findall(r"^  license: (.+)$", TEXT, re.M) == [PROJECT["license"]["text"]]
+    assert re.findall(r"^  license: (.+)$", TEXT, re.M) == [PROJECT["license"]]
     run = TEXT.partition("\n  run:\n")[2].partition("\n  run_constraints:")[0]
     needed = {line.strip().removeprefix("- ").replace(" ", "") for line in run.splitlines()}
     assert needed == {"python", *PROJECT["dependencies"]}

@@ -48,7 +48,7 @@ def test_the_distribution_has_the_version_that_the_import_names() -> None:
 def test_the_citation_names_the_version_and_license_of_the_workspace() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^version: (.+)$", citation, re.M) == [workspace_version()]
-    license = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]["text"]
+    license = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
     assert re.findall(r"^license: (.+)$", citation, re.M) == [license]
 
 

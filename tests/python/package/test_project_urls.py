@@ -63,4 +63,4 @@ def test_workflows_use_actions_by_the_hash_of_a_commit() -> None:
 def test_the_release_workflow_and_make_build_for_the_same_glibc() -> None:
     name = re.search(r"^MANYLINUX := (\w+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     assert name is not None
-    assert f"--compatibility {name[1]}'" in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert f'--compatibility {name[1]}"' in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")

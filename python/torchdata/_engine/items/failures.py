@@ -11,6 +11,7 @@ for the process that they are raised in. Main would end by a worker's `sys.exit(
 from __future__ import annotations
 
 import traceback
+import warnings
 from typing import Any, NoReturn
 
 from torchdata._engine.items.rebuilding import Form, forms_of, rebuilt, text_of
@@ -46,10 +47,26 @@ def _formatted(error: BaseException) -> str:
     """The traceback, with those of causes, and what the exception says of itself; no notes, which go along apart."""
     make_printable(error)
     try:
+        return _by_traceback(error)
+    except Warning:
+        # Python 3.15 warns about a module without a loader, such as the program in a spawned process. If warnings are
+        # errors, the warning must not end this process. Other threads lose their warnings for this moment.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return _by_traceback(error)
+            except Warning as warning:  # of an attribute that its class computes
+                return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
+
+
+def _by_traceback(error: BaseException) -> str:
+    try:
         fold(error)
         lines = traceback.TracebackException.from_exception(error, compact=True)
         lines.__notes__ = None
         return "".join(lines.format())
+    except Warning:
+        raise
     except Exception:  # of an attribute that its class computes
         name, text = type(error).__name__, text_of(error)
         head = "Traceback (most recent call last):\n" if error.__traceback__ else ""

@@ -150,9 +150,9 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
     pickled = _pickled(cls)
     if pickled is None:
         try:
-            import cloudpickle
+            from torchdata._by_value import dumps
 
-            pickled = cloudpickle.dumps(cls)
+            pickled = dumps(cls)
         except Exception:
             return None
     return pickled

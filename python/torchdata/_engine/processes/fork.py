@@ -11,6 +11,10 @@ pause never leaves them free: the child makes its buffers anew.
 
 One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
 one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
+
+From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
+after the child was created, so the main process never learns the number of this child. Therefore the engine ignores the
+warning while it forks.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ import contextlib
 import errno
 import io
 import os
+import re
 import signal
 import struct
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context
@@ -153,6 +159,33 @@ def _begin_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_in_child)
 
 
+# -- the warning ------------------------------------------------------------------------------------------------------
+
+#: The filter of the warning that the process has threads.
+_THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), DeprecationWarning, None, 0)
+
+
+@contextmanager
+def _threads_ignored() -> Iterator[None]:
+    """Ignores the warning in this context.
+
+    This filter alone is added and removed, because `warnings.catch_warnings` would also undo changes of other threads.
+    """
+    warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
+    try:
+        yield
+    finally:
+        _no_longer_ignore()
+
+
+def _no_longer_ignore() -> None:
+    with contextlib.suppress(ValueError):  # another thread has replaced the filters
+        warnings.filters.remove(_THREADS_IGNORED)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_no_longer_ignore)
+
+
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +235,8 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
     """Forks this process: multiprocessing's object for that."""
-    return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
+    with _threads_ignored():
+        return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
 
 class ForkedChild(ChildProcess):

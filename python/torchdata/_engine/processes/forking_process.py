@@ -12,6 +12,7 @@ the fork and its reply, ends at once: it takes nothing that main has given to th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
@@ -120,6 +121,8 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
+            except Exception as error:  # a warning that is an error must not end this process
+                reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import dumps_by
-from torchdata._engine.processes.crossing import Handle, SharedPickle, warn_of_lacks
+from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
@@ -268,9 +268,10 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
 
 
 def _main_cannot_be_imported() -> bool:
-    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`)."""
+    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`, stdin)."""
     main = sys.modules.get("__main__")
-    return getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
+    has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
+    return has_none or main_without_file() is not None
 
 
 def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:

@@ -6,13 +6,13 @@ of users and of torch take part. Runs in every process that holds a graph, betwe
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
@@ -179,7 +179,7 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    if len(inspect.signature(datapipe.apply_sharding).parameters) < 3:  # written before groups existed
+    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # written before groups existed
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)

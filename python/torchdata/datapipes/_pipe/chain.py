@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from torchdata._redacting import HIDDEN, is_private, is_secret, redacted
+from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import pipes_in
 
@@ -36,7 +37,7 @@ def short_name(datapipe: Any) -> str:
 def parameters(datapipe: Any) -> list[tuple[str, str]]:
     """Names and values of a pipe's parameters, but for the pipes among them and for those that are as by default."""
     try:
-        signature = inspect.signature(type(datapipe).__init__)
+        signature = signature_of(type(datapipe).__init__)
     except (TypeError, ValueError):
         return []
     attributes = getattr(datapipe, "__dict__", {})

@@ -18,6 +18,7 @@ from typing import Any
 from torchdata._importing import import_whole
 from torchdata._redacting import redact_error, shown
 from torchdata._reporting import name_item, warn_outside
+from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.datasets import (
     is_built_in,
     is_generator_function,
@@ -58,7 +59,7 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
             "returns, or give a generator function, which is called anew in each epoch"
         )
     try:
-        inspect.signature(function).bind()
+        signature_of(function).bind()
     except TypeError as error:
         raise TypeError(
             f"{pipe}: {argument} is a generator function, which is called without arguments, but {function!r} has a "
@@ -267,7 +268,7 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     A function without a readable signature (many that are written in C) passes.
     """
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):
         return
     wanted = len(input_col) if isinstance(input_col, (list, tuple)) else 1

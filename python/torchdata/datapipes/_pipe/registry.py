@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from types import MethodType
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchdata._importing import import_whole
 from torchdata._reporting import fold
+from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.torch import Counterpart
 
 C = TypeVar("C")
@@ -167,7 +167,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # of a class whose constructor is written in C
         # A constructor returns None, and a form what it has made.
-        signature = inspect.signature(pipe)
+        signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
         construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
     return construct
@@ -176,7 +176,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
 def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any]) -> None:
     """Notes what a form takes, if it was called with a name that is none of these."""
     try:
-        _, *parameters = inspect.signature(pipe).parameters.values()
+        _, *parameters = signature_of(pipe).parameters.values()
     except ValueError:  # the constructor is written in C
         return
     names = [one.name for one in parameters]

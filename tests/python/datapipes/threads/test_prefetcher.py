@@ -262,7 +262,6 @@ def test_a_copy_of_a_running_pipe_starts_anew() -> None:
     assert list(iterator) == list(range(1, 9))
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
     pipe = IterableWrapper(range(100)).prefetch(3)
     iterator = iter(pipe)

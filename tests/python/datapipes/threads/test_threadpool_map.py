@@ -393,7 +393,6 @@ def test_results_may_be_streams() -> None:
     assert [stream.read() for stream in pipe] == ["a", "b"]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_neither_hangs_nor_uses_the_parents_threads() -> None:
     pipe = IterableWrapper(range(30)).threadpool_map(str, scheduled_tasks=3)
     iterator = iter(pipe)

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
+from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
@@ -124,7 +125,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
     found = _arguments.get(kind)
     if found is None:
         try:
-            names = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+            names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
         # Arguments that change the speed, and not the items, may differ when a state is loaded. A class lists them in

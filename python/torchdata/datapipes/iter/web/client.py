@@ -7,7 +7,6 @@ next and closed with it.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, redacted, shown
 from torchdata._reporting import name_item
+from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retrying"]
@@ -173,7 +173,7 @@ class Client:
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)
-        known = set(inspect.signature(requests.Session.request).parameters)
+        known = set(signature_of(requests.Session.request).parameters)
         known -= {"self", "method", "url", "timeout", "stream"}
         if unknown := sorted(set(options) - known):
             raise TypeError(

@@ -1,0 +1,23 @@
+"""Signatures of functions, without an error for annotations that cannot be evaluated.
+
+Role: all modules use this function instead of `inspect.signature`, which evaluates annotations from Python 3.14 on. It
+raises NameError for a name that is imported under `if TYPE_CHECKING:`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+
+__all__ = ["signature_of"]
+
+#: Like `inspect.signature`. Annotations that cannot be evaluated become `ForwardRef` objects.
+signature_of: Callable[..., inspect.Signature]
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    signature_of = partial(inspect.signature, annotation_format=Format.FORWARDREF)
+else:
+    signature_of = inspect.signature
