@@ -199,7 +199,7 @@ class EpochRun:
         if not pipeline.is_taken_over:
             pipeline.note_identity()
             resumes = saved is not None and place is not None
-            in_shards = resumes and not pipeline.contract.has_workers() and place["workers"] is not None
+            in_shards = resumes and not pipeline.contract.has_workers() and saved.has_shards(pipeline.contract)
             pipeline.hand_over(lambda: saved.shards(pipeline) if resumes else None, in_shards, self.recorder.full)
             position.find_output()
         service = pipeline.service

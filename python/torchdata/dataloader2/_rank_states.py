@@ -53,10 +53,20 @@ class SavedPlaces:
         """Whether an item of the epoch was given."""
         return any(place["given"] or place["drop"] for place in self.places.values())
 
+    def has_shards(self, contract: ReadingServiceInterface) -> bool:
+        """Whether the epoch resumes in shards also without workers: they began it, or other ranks did."""
+        if any(place["workers"] is not None for place in self.places.values()):
+            return True
+        try:
+            ranks = contract.count_shares().ranks or 1
+        except TypeError:
+            return False
+        return ranks != (self.ranks or (0, 1, False))[1]
+
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
         """The shards of a loader that resumes, once its rank is known; None if it runs in main what ran in main."""
         contract = pipeline.contract
-        if not contract.has_workers() and all(place["workers"] is None for place in self.places.values()):
+        if not (contract.has_workers() or self.has_shards(contract)):
             return None
         place, shards = self._of_rank(contract)
         return shards_of(place) if shards is None else shards
@@ -76,7 +86,7 @@ class SavedPlaces:
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         places = {
-            number: place if place["workers"] is not None else in_workers(place, pipes)
+            number: place if place["workers"] is not None else in_workers(place, pipes, alone=True)
             for number, place in self.places.items()
         }
         return among_ranks(places, rank, world)
@@ -93,11 +103,6 @@ class SavedPlaces:
         """
         pipes = None if output is None else output.pipes_in_workers
         place, _ = self._of_rank(pipeline.contract, pipes)
-        if output is None and place["workers"] is not None:
-            raise ValueError(
-                "this state was saved with another number of ranks, so it has shards, which a loader without workers "
-                "runs only if workers have begun them: give num_workers=1 or more, or save a state between two epochs"
-            )
         if output is None:
             return place
         place = in_workers(place, pipes) if place["in_main"] else place

@@ -182,7 +182,7 @@ def resumptions(place: dict[str, Any], num_shards: int, dispatches: bool, strict
     for (items, checksum), snapshot in zip(given, snapshots, strict=True):
         sent, read_pass, share, content = snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
-        start = (sent, items - sent[0], checksum if strict else None)
+        start = (sent, items - sent[0], checksum or None if strict else None)  # main does not sum up what it gives
         whole = read_pass > 1
         children.append(
             Resumption(

@@ -102,12 +102,14 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
     return {**first, "given": given, "workers": workers, "processes": processes, "shards": names}, shards
 
 
-def in_workers(place: dict[str, Any], pipes: int | None) -> dict[str, Any]:
+def in_workers(place: dict[str, Any], pipes: int | None, *, alone: bool = False) -> dict[str, Any]:
     """The place of a pipeline that ran in main, as that of one shard that a worker runs.
 
     Args:
         place: where main was.
         pipes: how many pipes the worker runs; the others stay in main. None if that is not known yet.
+        alone: whether nothing that pipes of main have held may be part of it: then the shard begins anew, and makes
+            the items again that were given.
 
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
@@ -128,18 +130,18 @@ def in_workers(place: dict[str, Any], pipes: int | None) -> dict[str, Any]:
         holds = any(entry.get("state", {}).get("items") for entry in others)
         read = own[-1].get("yielded", 0) if holds else place["given"] - place["drop"]
         content = seal({"graph": {**saved, "pipes": own}, "generators": generators})
-        snapshot = ((read, 0), 1, (0, 0), content)
-        if holds:
+        snapshot = None if alone and (holds or place["drop"]) else ((read, 0), 1, (0, 0), content)
+        if holds and snapshot is not None:
             output = {"type": "WorkerOutput", "how": "restore", "yielded": read, "state": {}}
             graph = seal({**saved, "pipes": [output, *others]})
     workers = {
-        "workers": [{"given": (read, 0), "snapshot": snapshot}],
+        "workers": [{"given": (place["given"] if alone and snapshot is None else read, 0), "snapshot": snapshot}],
         "turn": 0,
         "dispatches": False,
         "dispatching": None,
         "in_order": True,
     }
-    drop = place["drop"] if snapshot is not None else place["given"]
+    drop = place["drop"] if snapshot is not None else 0 if alone else place["given"]
     moved = {**place, "drop": drop, "graph": graph, "generators": None, "beginning": None, "in_main": False}
     return {**moved, "workers": workers, "processes": [1, False, True], "shards": [[0, 1, 0, 1, True, False, False]]}
 
