@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchdata._native import Turn
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of
+from torchdata.stateful_dataloader._fitting import facts_of, shards_of
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
 from torchdata.stateful_dataloader._skipping import Counts, Skipped
@@ -76,6 +76,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             self._num_empty = state["_sampler_iter_yielded"] - state["_num_yielded"]
         #: Batches to pass over, of a state that says no more.
         self._passing_over = 0
+        #: The workers of the epoch, as its dataset sees them: a loader resumes the epoch of another number of them.
+        self._num_shards: int = shards_of(state, loader)
         if state is None:
             self._begin_drawing(loader)
         elif is_over(state):
@@ -114,6 +116,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         with self._drawing.under_way():
             self._order.note_random()
             super().__init__(loader)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the epoch is over."""
+        return self._finished
 
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's."""
@@ -220,7 +227,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         ours = ours | {"loader": self._facts}
         if self._skipped is not None:
             ours = ours | {"skipped": self._skipped.state(skipped)}
-        return laid_out(main, places, ours, self._num_workers)
+        return laid_out(main, places, ours, self._num_shards)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

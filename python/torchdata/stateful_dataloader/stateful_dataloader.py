@@ -19,13 +19,14 @@ from torch.utils.data.dataloader import default_collate, default_convert, get_wo
 
 from torchdata._engine.workers.hangs import check_on_timeout
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import check_fits, facts_of
+from torchdata.stateful_dataloader._fitting import check_fits, facts_of, shards_of
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
 from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
+from torchdata.stateful_dataloader._shards_in_process import ShardsInProcessIterator
 from torchdata.stateful_dataloader._skipping import check_on_error
 from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
@@ -222,7 +223,16 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._reader = None
             self._iterator = self._made(state)
             self._loaded = None
-        elif self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
+            return self._iterator
+        iterator = self._iterator
+        persists = iterator is not None and self.persistent_workers and not iterator.is_inherited()
+        if persists and iterator.lasts_one_epoch:
+            # Its workers were those of a state. They end, and what outlives an epoch goes the way of a state.
+            if iterator.is_finished:
+                self.load_state_dict(self.state_dict())
+                return iter(self)
+            persists = False
+        if persists:
             self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
             self._iterator = None  # ends its workers, unless the user holds it
@@ -234,7 +244,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def _made(self, state: dict[str, Any] | None) -> StatefulIterator:
         if self.num_workers == 0:
-            return InProcessIterator(self, state)
+            return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)

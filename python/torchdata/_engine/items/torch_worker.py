@@ -14,7 +14,7 @@ from typing import Any
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["seed_worker", "tell_torch"]
+__all__ = ["seed_worker", "show_worker", "tell_torch"]
 
 _MODULE = "torch.utils.data"
 
@@ -29,9 +29,7 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
     """
 
     def tell(module: Any) -> None:
-        worker = module._utils.worker
-        seed = sys.modules["torch"].initial_seed()
-        worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe)
+        show_worker(worker_id, num_workers, datapipe)
         collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
@@ -39,6 +37,13 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
         call_when_imported("worker info", {_MODULE: tell})
     else:
         tell(loaded)
+
+
+def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
+    """The part of `tell_torch` for `get_worker_info()`, once torch is loaded."""
+    torch = sys.modules["torch"]
+    worker, seed = torch.utils.data._utils.worker, torch.initial_seed()
+    worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
