@@ -84,5 +84,5 @@ def _is_same_in_all(obj: Any) -> bool:
     if isinstance(obj, numpy.ndarray):
         return isinstance(obj, numpy.memmap) or not obj.flags.writeable
     if isinstance(obj, torch.Tensor):
-        return obj.is_shared()
+        return bool(obj.untyped_storage().is_shared())
     return cls in (_thread.LockType, _thread.RLock) or cls.__module__ in _SHARED_BY_PROCESSES

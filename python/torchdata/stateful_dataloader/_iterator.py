@@ -48,6 +48,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     #: Whether batches come in the order of their indices.
     _in_order = True
+    #: Whether the next epoch has another number of shards, and other processes.
+    lasts_one_epoch = False
 
     if TYPE_CHECKING:  # the base's in the extension
 

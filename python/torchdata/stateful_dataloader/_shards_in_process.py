@@ -1,7 +1,7 @@
 """The rest of an epoch that workers had begun, in a loader without workers: main runs their shards in turn.
 
-Role: main, in the thread that reads. Each shard has a copy of the dataset, its own random numbers and worker info, as in
-a worker process. Between two batches the program has its own again.
+Role: main, in the thread that reads. Each shard has a copy of the dataset, its own random numbers and worker info, as
+in a worker process. Between two batches the program has its own again.
 """
 
 from __future__ import annotations

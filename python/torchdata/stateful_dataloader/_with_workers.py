@@ -24,8 +24,8 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
-from torchdata.stateful_dataloader._frozen import thaw
 from torchdata.stateful_dataloader._copying import Copies
+from torchdata.stateful_dataloader._frozen import thaw
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     decoded,
@@ -89,10 +89,10 @@ class _Progress:
         else:
             since = since + self.since
         ended = self.ended or place["ended"]
-        place = {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
-        if "now" in place:
-            place["now_since"] += self.since
-        return place
+        reached: dict[str, Any] = {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
+        if "now" in reached:
+            reached["now_since"] += self.since
+        return reached
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """The part of it that is saved.
@@ -106,7 +106,6 @@ class _Progress:
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
-
 
     def saved_of_program(self) -> dict[str, Any]:
         """The same for one that goes on where a loader without workers was."""

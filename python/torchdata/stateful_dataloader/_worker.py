@@ -5,8 +5,8 @@ order in which they are to be obeyed: begin an epoch, read this index, stop. Bat
 engine's pump serves: its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
 orders; how far it runs ahead is what main grants.
 
-A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. Where an epoch is
-resumed that more workers had begun, a worker runs the shards of several of them in turn, each with a copy of the dataset.
+A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of
+a state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
 A unit is (shard, number of the order, batch, news). `news` is a dict, mostly absent:
 

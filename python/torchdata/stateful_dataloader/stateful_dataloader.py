@@ -224,15 +224,15 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._iterator = self._made(state)
             self._loaded = None
             return self._iterator
-        iterator = self._iterator
-        persists = iterator is not None and self.persistent_workers and not iterator.is_inherited()
-        if persists and iterator.lasts_one_epoch:
-            # Its workers were those of a state. They end, and what outlives an epoch goes the way of a state.
-            if iterator.is_finished:
-                self.load_state_dict(self.state_dict())
-                return iter(self)
-            persists = False
-        if persists:
+        if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
+            if self._iterator.lasts_one_epoch:
+                # Its workers were those of a state, and end. What outlives the epoch is passed on by a state.
+                if self._iterator.is_finished:
+                    self.load_state_dict(self.state_dict())
+                    return iter(self)
+                self._iterator.shutdown()
+                self._iterator = self._get_iterator()
+                return self._iterator
             self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
             self._iterator = None  # ends its workers, unless the user holds it
@@ -292,9 +292,10 @@ class StatefulDataLoader(DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
-        The number of workers may be another one if the dataset is map-style. Workers that live on are ended. An
-        iterator that was made before goes on from the state, too, if it has given no batch; else its next batch raises
-        `RuntimeError`.
+        The number of workers may be another one. An iterable dataset still sees the number of the state, until the
+        epoch ends; if the loader has fewer workers, a process reads several copies of the dataset, which must be
+        picklable. Workers that live on are ended. An iterator that was made before goes on from the state, too, if it
+        has given no batch; else its next batch raises `RuntimeError`.
 
         Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
         or the number of ranks is another one. It warns if the state is that of another rank.

@@ -36,7 +36,8 @@ _HEAD = 256
 _GAUSS = 16
 
 #: Saves a generator, in the place of an earlier result if there is one; and loads what was saved.
-_Save, _Load = Callable[[Any], Any], Callable[[Any], None]
+_Save = Callable[[Any], Any]
+_Load = Callable[[Any], None]
 
 
 class ShardGlobals:
@@ -117,7 +118,7 @@ _known: tuple[tuple[Any, Any], list[tuple[_Save, _Load]]] = (None, None), []
 def _of_python() -> tuple[_Save, _Load] | None:
     if sys.implementation.name != "cpython":
         return None
-    instance = random._inst  # type: ignore[attr-defined]
+    instance = random._inst
     if type(instance) is not random.Random or not _is_copied(_python, _new_python, random.Random.getstate):
         return None
     return _python(instance)
@@ -200,7 +201,7 @@ def _python(generator: Any) -> tuple[_Save, _Load]:
 
 def _numpy(state: Any) -> tuple[_Save, _Load]:
     words = _memory(state._bit_generator.ctypes.state_address, _WORDS + _PLACE)
-    normal = _memory(id(state) + _gauss_offset(type(state)), _GAUSS)
+    normal = _memory(id(state) + _gauss_offset(state.__class__), _GAUSS)
 
     def save(saved: Any) -> Any:
         kept, its_normal = saved or (bytearray(len(words)), bytearray(_GAUSS))
@@ -214,7 +215,7 @@ def _numpy(state: Any) -> tuple[_Save, _Load]:
 
 
 @functools.cache
-def _gauss_offset(cls: Any) -> int:
+def _gauss_offset(cls: type[Any]) -> int:
     """Where in an object of NumPy's class its normal number lies, with a flag before it."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
