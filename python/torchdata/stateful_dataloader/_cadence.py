@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
@@ -60,12 +61,15 @@ class Watch:
     """Sees which of the worker's global generators have drawn since it began to read.
 
     That costs some tens of microseconds, so it looks now and then, and first behind the first batch.
+
+    Args:
+        moved: those that count as having drawn from the beginning on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Iterable[str] = ()) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
         #: The generators that had drawn when it last looked.
-        self.moved: list[str] = []
+        self.moved: list[str] = [*moved]
         #: When it is to look next.
         self.due = 0.0
 

@@ -17,7 +17,7 @@ import torch
 from torchdata.stateful_dataloader._state import is_over
 from torchdata.stateful_dataloader.sampler import BatchSampler
 
-__all__ = ["facts_of", "fitted"]
+__all__ = ["facts_of", "fitted", "shards_of"]
 
 
 def facts_of(loader: Any) -> dict[str, Any]:
@@ -129,13 +129,8 @@ def _is_exact(place: dict[str, Any]) -> bool:
 
 def _check_workers(state: dict[str, Any], loader: Any) -> None:
     there, here = state["_num_workers"], loader.num_workers
-    if there == here:
+    if there == here or loader._dataset_kind == 1:
         return
-    if loader._dataset_kind == 1:
-        raise ValueError(
-            f"the state was saved with num_workers={there}, and this loader has {here}: workers share an iterable "
-            f"dataset out by their number, so the rest of an epoch needs as many of them; use num_workers={there}"
-        )
     parts = "dataset_state", "collate_state"
     if any(place is not None and place[part] is not None for place in state["places"] for part in parts):
         warnings.warn(
@@ -143,3 +138,17 @@ def _check_workers(state: dict[str, Any], loader: Any) -> None:
             f"and the {here} of this loader get those states in turn",
             stacklevel=4,
         )
+
+
+def shards_of(state: dict[str, Any] | None, loader: Any) -> int:
+    """By how many workers the dataset is shared out in an epoch; 0 if there are none.
+
+    Args:
+        state: the state that the loader goes on from, as `_state.normalized` returns it; None for a new epoch.
+        loader: the loader.
+    """
+    workers: int = loader.num_workers
+    if state is None or is_over(state) or loader._dataset_kind == 0:
+        return workers
+    shards: int = state["_num_workers"]
+    return shards

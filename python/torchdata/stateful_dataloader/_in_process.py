@@ -95,6 +95,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if self._moved:
             then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
         self._num_yielded = state["_num_yielded"]
+        behind, moved = place.get("random_since", 0), self._moved
+        if behind:  # it was taken in a worker, which told its generators some batches before
+            place = {**place, "now": moved, "now_since": behind}
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             place = place and {**place, "random": None}
@@ -109,6 +112,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._restore(place)
             else:
                 self._reader.begin()
+            moved = {name: read(name) for name in moved} if behind else {}
+        set_all(moved)
         if self._has_read:
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
@@ -195,7 +200,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         # Before the first batch nobody knows which of them its samples draw from.
         moved = GLOBAL if begins else self._moved_names()
         now = {name: encoded(read(name)) for name in moved}
-        place = {**place, "random": now}
+        place = {**place, "random": now, "random_since": 0}
         if again:
             place["collate_state"] = self._collate
         if again or (begins and self._reading.is_iterable):

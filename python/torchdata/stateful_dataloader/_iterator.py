@@ -19,7 +19,7 @@ from torchdata._native import Turn
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of
+from torchdata.stateful_dataloader._fitting import facts_of, shards_of
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
 from torchdata.stateful_dataloader._skipping import Counts, Skipped
@@ -49,6 +49,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     #: Whether batches come in the order of their indices.
     _in_order = True
+    #: Whether the next epoch has another number of shards, and other processes.
+    lasts_one_epoch = False
 
     if TYPE_CHECKING:  # the base's in the extension
 
@@ -80,6 +82,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             self._num_empty = state["_sampler_iter_yielded"] - state["_num_yielded"]
         #: Batches to pass over, of a state that says no more.
         self._passing_over = 0
+        #: The workers of the epoch, as its dataset sees them: a loader resumes the epoch of another number of them.
+        self._num_shards: int = shards_of(state, loader)
         if state is None:
             self._begin_drawing(loader)
         elif is_over(state):
@@ -118,6 +122,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         with self._drawing.under_way():
             self._order.note_random()
             super().__init__(loader)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the epoch is over."""
+        return self._finished
 
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy of its parent's."""
@@ -237,7 +246,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         ours = ours | {"loader": self._facts}
         if self._skipped is not None:
             ours = ours | {"skipped": self._skipped.state(skipped)}
-        return laid_out(main, places, ours, self._num_workers)
+        return laid_out(main, places, ours, self._num_shards)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, ClassVar
 
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._observe.stats.counting import Counting
-from torchdata.stateful_dataloader._worker import Job
+from torchdata.stateful_dataloader._worker import Job, Start
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["Pool"]
@@ -37,7 +37,7 @@ class Pool:
     Args:
         context: multiprocessing's context that starts them.
         num_workers: how many.
-        job: what they do.
+        job: what they do. They run its shards; those of a job with more shards than workers only last for an epoch.
         in_order: whether batches are taken from them in strict turn.
         timeout: seconds that main waits for a batch; None for ever.
         full_stats: whether each batch is timed.
@@ -60,12 +60,14 @@ class Pool:
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
         # Workers that live on need orders for an iterable dataset, too: they work them off when an epoch is broken off.
-        self._iterates, self._timeout = job.reading.is_iterable and not job.persistent, timeout
-        self._epoch = 0
-        #: By worker: orders that found no room, and how many were sent whose batch has not come.
-        self._queued: list[deque[Any]] = [deque() for _ in range(num_workers)]
-        self._under_way = [0] * num_workers
-        self._group = group = Group(context, num_workers, job, commands=_ORDERS, full_stats=full_stats)
+        self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
+        self._epoch, num_shards = 0, max(1, job.num_shards)
+        #: By shard: orders that found no room, and how many were sent whose batch has not come.
+        self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
+        self._under_way = [0] * num_shards
+        self._group = group = Group(
+            context, num_workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats
+        )
         self._restarts = replacing = None if restarts is None else restarts(group, context)
         try:
             outputs = group.start(replaces=replacing is not None)
@@ -101,6 +103,9 @@ class Pool:
         """Lets `shutdown` tell a worker that waits for room for a batch that nobody wants it."""
         self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
+    #: What is known at once of the shards' places, as of `LocalPool`: of processes nothing.
+    told: ClassVar[None] = None
+
     # -- an epoch ------------------------------------------------------------------------------------
 
     def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
@@ -109,9 +114,9 @@ class Pool:
         Args:
             ahead: batches that each worker may be ahead of main.
             shared_seed: what pipes of torch's kind are seeded with.
-            places: by worker, the place to go on from; None for the beginning.
+            places: by shard, the place to go on from; None for the beginning.
             fresh: the epoch of these places is over: only what outlives it is taken from them.
-            fillers: how many workers, from the first on, let the others begin.
+            fillers: how many shards, from the first on, let the others begin.
 
         Raises:
             WorkerExitedError: a worker has died.
@@ -123,22 +128,27 @@ class Pool:
         self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
-        for worker, queued in enumerate(self._queued):
+        for shard, queued in enumerate(self._queued):
             while queued:  # it is worked off before the next epoch, as all that was ordered
-                self._send(worker, queued.popleft())
+                self._send(shard % len(self._processes), queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
         self._group.begin_epoch()
         if self._restarts is not None:  # who takes a place from now on is told by `instruct`
             self._restarts.replace_dead(self.collector)
-        for number, place in enumerate(places):
+        for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                self._send(number, self.beginning(shared_seed, place, fresh, number < fillers))
+                starts = [Start(places[shard], shard < fillers) for shard in self.shards_of(number)]
+                self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
-    def beginning(self, shared_seed: int | None, place: Any, fresh: bool, fills: bool, *more: Any) -> tuple[Any, ...]:
-        """The order with which a worker begins this epoch."""
-        return ("epoch", self._epoch, self._iterates, shared_seed, place, fresh, fills, *more)
+    def beginning(self, shared_seed: int | None, fresh: bool, starts: list[Start]) -> tuple[Any, ...]:
+        """The order with which the shards of a worker begin this epoch."""
+        return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
+
+    def shards_of(self, worker: int) -> range:
+        """The shards that a worker runs."""
+        return self._group.members.shards_of(worker)
 
     def instruct(
         self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
@@ -146,16 +156,17 @@ class Pool:
         """Tells another process, which has taken the place of a worker, what to do.
 
         Args:
-            worker: its number.
+            worker: its number. It is that of its shard if there are orders.
             beginning: orders with which it comes to where the other one was.
             under_way: how many orders were answered by units that were not noted yet.
             orders: those that the other one has not answered, by number and index.
         """
         for order in beginning:
             self._send(worker, order)
-        self._queued[worker] = deque(orders)
-        self._under_way[worker] = under_way
-        self._send_queued(worker)
+        if self.is_ordered:
+            self._queued[worker] = deque(orders)
+            self._under_way[worker] = under_way
+            self._send_queued(worker)
 
     def _send(self, worker: int, order: Any) -> None:
         """Sends an order, and waits for room. One who has died, and is to be replaced, misses nothing."""

@@ -44,6 +44,10 @@ from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
 
+#: Generators that are set while batches are read again, and how many batches are read behind that.
+_Now = tuple[Moment | None, int]
+_NEVER: _Now = (None, 0)
+
 #: Stands for the states of a dataset that has given nothing.
 _ENDED = b"", b""
 #: After how many batches a place is kept that nobody has asked for.
@@ -210,7 +214,7 @@ class Reader:
 
         Args:
             place: what `place` returned, with what was read since in `since`. Its generators are set, unless they are
-                None.
+                None. Those in `now`, if it has any, are set before the last `now_since` batches.
 
         Raises:
             ValueError: the dataset ends before that place.
@@ -219,19 +223,22 @@ class Reader:
         self._came_from = place if self.reading.is_iterable else None
         later, random = place["later"], place["random"]
         base = place if later is None else base_of(place)
+        now: _Now = place.get("now"), place.get("now_since", 0)
         self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
         with put_back_afterwards(GLOBAL if random is None and later else ()):
             set_all(random or {})  # `iter(dataset)` may draw
             if base is not None and base.get("unbegun"):
                 self._go_back(base)
             elif base is not None:
-                self._go_on(base, random or {}, place["since"], is_left=bool(later))
+                self._go_on(base, random or {}, place["since"], now if not later else _NEVER, is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
-                self._read_again(count, is_left=True)
+                self._read_again(count, _NEVER, is_left=True)
         if later:
             self._fetch_anew()
-            self._read_again(later[-1])
+            self._read_again(later[-1], now)
+        if now[0] is not None and not now[1]:
+            set_all(now[0])
 
     def _fetch_anew(self) -> None:
         reading = self.reading
@@ -247,7 +254,7 @@ class Reader:
         if reading.is_iterable and not self.restores_place:
             self._fetcher.watch()
 
-    def _go_on(self, base: dict[str, Any], random: Moment, since: Any, is_left: bool) -> None:
+    def _go_on(self, base: dict[str, Any], random: Moment, since: Any, now: _Now, is_left: bool) -> None:
         """Goes on inside an epoch, or at its end."""
         if base["ended"] and all(base[part] is None for part in STATES):
             self._is_over = True
@@ -258,7 +265,7 @@ class Reader:
             self._end_again(base)
         else:
             before = [*map(mark_of, GLOBAL)]
-            self._read_again(since, is_left)
+            self._read_again(since, now, is_left)
             if base.get("digest") is not None and self.digest not in (None, base["digest"]):
                 # A program that draws from the same global generators between two batches changes the numbers, too.
                 draws = before != [*map(mark_of, GLOBAL)]
@@ -341,15 +348,18 @@ class Reader:
         self._fetched = max(self._fetched, 1)  # its first batch was the end
         self._fetcher.ended = True
 
-    def _read_again(self, since: Any, is_left: bool = False) -> None:
+    def _read_again(self, since: Any, now: _Now, is_left: bool = False) -> None:
         """Reads, and drops, what was read since the place was taken.
 
         Args:
             since: how many batches, or their indices.
+            now: generators that are set before the last of them, and how many these are.
             is_left: whether the epoch was left then. One of them may have been the end.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):
+            if now[0] is not None and number == since - now[1]:
+                set_all(now[0])
             try:
                 with contextlib.suppress(_Reported):
                     self._read_reported(index)

@@ -23,7 +23,7 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
 from torchdata.stateful_dataloader._pinning import PinnedUnits
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Received
+from torchdata.stateful_dataloader._worker import Received, Start
 
 __all__ = ["RestartingIterator", "survived_by"]
 
@@ -63,7 +63,7 @@ class _Restarts(restart.Restarts):
     def _command(self, indices: Sequence[int], received: restart.Received, ended: Sequence[bool]) -> None:
         owner = self._owner()
         for worker in indices if owner is not None else ():
-            owner.instruct(worker, received[0][worker][0])  # type: ignore[union-attr]
+            owner.instruct(worker, [account for account, _ in received[0]])  # type: ignore[union-attr]
 
 
 class RestartingIterator(WorkersIterator):
@@ -121,12 +121,33 @@ class RestartingIterator(WorkersIterator):
 
     # -- the place of one that has died ----------------------------------------------------------------
 
-    def instruct(self, worker: int, account: Account) -> None:
+    def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
         """Tells another process in the place of a worker what to do.
 
         Args:
             worker: its number.
-            account: what was received of the one before it, in this epoch: units, and their checksum.
+            accounts: by shard, what was received in this epoch: units, and their checksum.
+        """
+        shards = self._pool.shards_of(worker)
+        starts = []
+        for shard in shards:
+            before, start, under_way, orders = self._start_of(shard, accounts[shard])
+            starts.append(start)
+        seed, fresh = self._beginnings[shards[0]].shared_seed, self._is_fresh(shards[0])
+        # There are orders, and epochs before this one, only if each worker runs one shard.
+        self._pool.instruct(worker, [*before, self._pool.beginning(seed, fresh, starts)], under_way, orders)
+
+    def _is_fresh(self, shard: int) -> bool:
+        """Whether the epoch of the place that one in a shard's place is given is over."""
+        _, _, fresh, _ = self._way_to(shard)
+        return fresh
+
+    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], Start, int, list[Any]]:
+        """How another process begins with a shard, behind what was received of it.
+
+        Returns:
+            Orders to read epochs once more that are over; the start; how many orders were answered by units that were
+            not noted yet; and those that were not answered.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)
@@ -134,15 +155,13 @@ class RestartingIterator(WorkersIterator):
         orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
         if not self._pool.is_ordered:
             orders = [(0, None)] * unseen
-        before, place, fresh, since = self._way_to(worker)
+        before, place, _, since = self._way_to(worker)
         seen_again = [*since, *(index for _, index in orders[:unseen])]
-        received = Received(account, seen_again, progress.ended)
-        seed = self._beginnings[worker].shared_seed
-        begin = self._pool.beginning(seed, place, fresh, fills and account[0] == 0, received)
+        start = Start(place, fills and account[0] == 0, Received(account, seen_again, progress.ended))
         held = sum(unit[0] == worker for unit in self._held)
         if self._reading.is_iterable:
             orders = [(number, None) for number, _ in orders]
-        self._pool.instruct(worker, [*before, begin], max(0, unseen - held), orders[unseen:])
+        return before, start, max(0, unseen - held), orders[unseen:]
 
     # -- batches -------------------------------------------------------------------------------------
 

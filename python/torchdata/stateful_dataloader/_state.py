@@ -111,7 +111,8 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
     shown = place["dataset_iter_state"] if is_own else None
     fetcher = _known({"dataset_iter_state": shown, "fetcher_ended": place["ended"]}) if is_iterable else None
     theirs = _known({"dataset_state": place["dataset_state"], "fetcher_state": fetcher})
-    own = {key: place[key] for key in ("collate_state", "random", "random_then", "since", "digest") if place.get(key)}
+    parts = "collate_state", "random", "random_then", "random_since", "since", "digest"
+    own = {key: place[key] for key in parts if place.get(key)}
     told = {key: place[key] for key in _TOLD if place[key] is not None and place[key] is not UNKNOWN}
     if place["later"] is not None:  # who changes the dataset's state means it for this epoch
         own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
@@ -356,6 +357,7 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
     if more.get("digest") is not None:
         whole(more["digest"], "digest", most=(1 << 64) - 1)
     own = {key: more.get(key) for key in ("collate_state", "random", "random_then", "digest")}
+    own["random_since"] = whole(more.get("random_since", 0), "random_since", most=_AGAIN)
     place = place | own | {"since": since}
     return place if later is None else place | {"later": later, "base": _base(more.get("base"), place)}
 

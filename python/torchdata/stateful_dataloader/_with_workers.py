@@ -10,7 +10,7 @@ import multiprocessing
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -19,13 +19,21 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from torchdata._engine.items.failures import reraise
-from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
+from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._frozen import thaw
-from torchdata.stateful_dataloader._generators import decoded_of_worker, encoded_of_worker
+from torchdata.stateful_dataloader._generators import (
+    GLOBAL,
+    decoded,
+    decoded_of_worker,
+    encoded,
+    encoded_of_worker,
+    read,
+)
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pinning import PinnedUnits
 from torchdata.stateful_dataloader._pool import Pool
@@ -81,7 +89,10 @@ class _Progress:
         else:
             since = since + self.since
         ended = self.ended or place["ended"]
-        return {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
+        reached: dict[str, Any] = {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
+        if "now" in reached:
+            reached["now_since"] += self.since
+        return reached
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """The part of it that is saved.
@@ -95,6 +106,16 @@ class _Progress:
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
+
+    def saved_of_program(self) -> dict[str, Any]:
+        """The same for one that goes on where a loader without workers was."""
+        place = self.reached()
+        then, later = place["random"] or {}, place["later"]
+        now = place.pop("now", then)
+        behind = place.pop("now_since", later[-1] if later else place["since"])
+        random, random_then = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
+        random_then = {name: one for name, one in random_then.items() if one != random.get(name)}
+        return {**place, "random": random, "random_then": random_then, "random_since": behind}
 
 
 def _has_state(place: dict[str, Any] | None) -> bool:
@@ -119,36 +140,71 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         super().__init__(loader, state)
+        #: Of which number the workers are that a dataset sees: that of shards. A process runs one or more.
+        self._num_workers = max(1, self._num_shards)
+        #: Whether the next epoch has another number of them, and other processes.
+        self.lasts_one_epoch = self._num_shards != loader.num_workers
         #: Whether an epoch has begun here.
         self._has_begun = False
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        if not loader.num_workers:
+            self._prefetch_factor = 1
         #: Threads that are to be told that the epoch which they read was left.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+        init_fn = loader.worker_init_fn if self._num_shards else None
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)) and not self._num_shards:
+            torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+        elif isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         every = max(1, (loader.snapshot_every_n_steps or 1) // self._num_workers)
-        job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers, every)
+        job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers, every, self._num_shards)
+        job.lasts_one_epoch = self.lasts_one_epoch
+        if not self._num_shards:
+            job.generators = {name: read(name) for name in GLOBAL}
+        if self._num_workers > loader.num_workers:
+            job.copies = self._copies(job, loader.num_workers)
+            job.reading, job.init_fn = replace(self._reading, dataset=None, collate_fn=None), None
+        self._pool: Any = self._new_pool(loader, job)
+        self._units: Any = self._pool
+        if self._pin_memory and isinstance(self._pool, Pool):
+            self._units = PinnedUnits(self._pool, self._pin_memory_device)
+        try:
+            self._start(loader, state)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _copies(self, job: Job, workers: int) -> Copies:
+        """Copies of what a worker reads, for processes that run several shards."""
+        try:
+            return Copies((self._reading, job.init_fn))
+        except Exception as error:
+            if is_of_handler(error):
+                raise
+            raise TypeError(
+                f"StatefulDataLoader: the epoch of the state was begun by {self._num_workers} workers, and this loader "
+                f"has {workers}, so a process reads several copies of the dataset. It cannot be copied, as the "
+                f"dataset, collate_fn or worker_init_fn cannot be pickled ({type(error).__name__}: {error}); open "
+                "files, locks and connections when they are first used, leave them out in __getstate__, or use "
+                f"num_workers={self._num_workers}"
+            ) from error
+
+    def _new_pool(self, loader: Any, job: Job) -> Any:
+        """What reads the shards."""
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
-        self._pool = Pool(
+        workers = min(self._num_workers, loader.num_workers)
+        return Pool(
             context,
-            self._num_workers,
+            workers,
             job,
             in_order=self._in_order,
             timeout=timeout,
             full_stats=self._recorder.full,
             restarts=self._restarts(loader),
         )
-        pinned = self._pin_memory
-        self._units: PinnedUnits | Pool = PinnedUnits(self._pool, self._pin_memory_device) if pinned else self._pool
-        try:
-            self._start(loader, state)
-        except BaseException:
-            self.shutdown()
-            raise
 
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
         """What makes those that take the places of workers that die; None: a death is an error."""
@@ -172,7 +228,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         else:
             self._sampler_iter = self._order.restore(state)
             self._num_yielded = state["_num_yielded"]
-            same = state["_num_workers"] == self._num_workers
+            same = state["_num_workers"] == self._num_shards
             first = state["next_worker"] if same and self._in_order else 0
             self._begin(self._places_for_workers(state), False, first)
             self._pass_over()
@@ -187,6 +243,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _places_for_workers(self, state: dict[str, Any]) -> list[Any]:
         """A place for each worker; another number of workers has those of the others once more."""
         places = state["places"]
+        if not is_over(state) and not self._num_shards:
+            return [self._place_of_program(places[0], state)]
         found: list[Any] = []
         for number in range(self._num_workers):
             place = places[number % len(places)]
@@ -196,6 +254,21 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 place = {**place, "random": decoded_of_worker(random or {}, int(self._base_seed), number)}
             found.append(place)
         return found
+
+    def _place_of_program(self, place: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any] | None:
+        """The place of a loader without workers, for a worker that goes on there.
+
+        What was read under the generators of the epoch's beginning is read again under these. Behind it are those of
+        the program when the state was taken.
+        """
+        if place is None:
+            return None
+        now = {name: decoded(name, one) for name, one in (place["random"] or {}).items()}
+        then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
+        place = {**place, "random": now | then, "now": now, "now_since": place.get("random_since", 0)}
+        if not _has_state(place) and place["later"] is None:
+            place["since"] = max(state["_num_yielded"], state["_sampler_iter_yielded"])
+        return place
 
     def _begin(self, places: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch in all workers.
@@ -232,6 +305,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number, self._first, self._next_worker = 0, first, first
         self._recorder.begin_in(self, self._pool)
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
+        if self._pool.told is not None:
+            self._unheard = set()
+            for shard, frozen in self._pool.told.items():
+                self._progress[shard].stand(frozen)
         if self._pool.is_ordered:
             for number in range(self._prefetch_factor * self._num_workers):
                 self._order_next((first + number) % self._num_workers)
@@ -320,6 +397,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news is not None and self._skipped is not None:
             self._skipped.tell(news.get("skipped", []), worker)
         if news is not None and "failure" in news:
+            if isinstance(news["failure"], BaseException):
+                raise news["failure"]
             reraise(news["failure"])
         if news is not None and "empty" in news:
             self._num_empty += 1
@@ -358,7 +437,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Where the iterator stands. Waits for the first batch of workers that have not given any."""
         self._hear_all()
         seed = int(self._base_seed)
-        places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
+        if self._num_shards:
+            places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
+        else:
+            places = [progress.saved_of_program() for progress in self._progress]
         last = (self._next_worker - 1) % self._num_workers
         return self._state(list(self._waiting.values()), places, last)
 

@@ -2,10 +2,13 @@
 
 Role: the child's side, the program of a group of the engine. Main's orders come over the link for commands, in the
 order in which they are to be obeyed: begin an epoch, read this index, stop. Batches go out over another link, which the
-engine's pump serves: its iterator (`_Batches`) takes an order and returns the batch. An iterable dataset needs no
+engine's pump serves: its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
 orders; how far it runs ahead is what main grants.
 
-A unit is (worker, number of the order, batch, news). `news` is a dict, mostly absent:
+A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of
+a state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
+
+A unit is (shard, number of the order, batch, news). `news` is a dict, mostly absent:
 
 - "before", "after": the frozen place of the reading before this batch, or after it
 - "failure": why there is no batch
@@ -20,8 +23,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from signal import strsignal
 from typing import Any, ClassVar
 
@@ -30,18 +33,22 @@ import torch.utils.data
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
-from torchdata._engine.items.torch_worker import seed_worker, tell_torch
+from torchdata._engine.items.torch_worker import seed_worker, show_worker, tell_torch
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._observe.stats.batches import bind_reading
+from torchdata._observe.stats.counting import Counting
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import Cadence, Watch
+from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._frozen import freeze
+from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._reading import Reader, Reading
 from torchdata.stateful_dataloader._shipping import holds_shared_memory
 from torchdata.stateful_dataloader._skipping import NOTHING
 
-__all__ = ["NO_ORDER", "Job", "Received"]
+__all__ = ["NO_ORDER", "Batches", "Job", "Received", "Shard", "Start"]
 
 #: The number of a unit that answers no order.
 NO_ORDER = -1
@@ -62,51 +69,87 @@ class Received:
     ended: bool
 
 
-#: (worker, order, batch, news), as said above.
+@dataclass
+class Start:
+    """How a shard begins an epoch.
+
+    Args:
+        place: the place to go on from; None for the beginning.
+        filler: whether its first unit is none, to let another shard have the first turn.
+        received: what main has received of the one before it, where it takes the place of one that has died.
+    """
+
+    place: Any
+    filler: bool = False
+    received: Received | None = None
+
+
+#: (shard, order, batch, news), as said above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
 
 
-class _Worker:
-    is_interrupted: ClassVar[bool] = False
+class Shard:
+    """What reads one share of the dataset, from epoch to epoch.
 
-    def __init__(self, child: Child) -> None:
-        self.child, self.setup, self.sender = child, child.setup, child.sender
-        #: An order that was taken while an epoch ran, and ends it.
-        self.pending: tuple[Any, ...] | None = None
-        #: Why nothing can be read.
-        self.failure: tuple[Any, ...] | None = None
+    Args:
+        job: what is done, with the shard's own dataset.
+        number: its number.
+        name: what the process is called in messages.
+        order: returns the index that main orders next.
+        is_local: whether this is the process of the program, which gets exceptions as they are.
+        counting: the counters of the process; None if batches are not timed.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        name: str,
+        order: Callable[[], Any] | None = None,
+        is_local: bool = False,
+        counting: Counting | None = None,
+    ) -> None:
+        self.job, self.number, self.name, self.is_local = job, number, name, is_local
+        self.order, self.counting = order, counting
+        #: What it has of the process while another shard runs.
+        self.globals = ShardGlobals()
         #: Whether this epoch is read as far as main has room, and needs no orders.
         self.iterates = False
         self.reader: Reader | None = None
-        self.job: Job
         self.watch: Watch
-        #: What was ordered and not read in an epoch that was broken off.
-        self._left: list[Any] = []
-
-    def prepare(self, program: Job) -> None:
-        """See `Runner`."""
-        self.job = program
-        seed_worker(program.base_seed, self.setup.worker_id)
+        #: Why nothing can be read.
+        self.failure: Any = None
+        if job.num_shards:
+            seed_worker(job.base_seed, number)
+        else:  # it goes on with what the program has read
+            set_all(job.generators)
         self._tell_torch()
 
-    def obey(self, command: tuple[Any, ...]) -> bool:
-        """See `Runner`."""
-        order: tuple[Any, ...] | None = command
-        while order is not None:
-            if order[0] == "stop":
-                return False
-            if order[0] == "epoch":
-                left, self._left = self._left, []
-                self._work_off(left)
-                self._run_epoch(*order[1:])
-            elif order[0] == "repeat":
-                self._repeat(*order[1:])
-            else:
-                self._left.append(order[1])
-            order, self.pending = self.pending, None
-        return True
+    @classmethod
+    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> Shard:
+        """One of which nothing can be read."""
+        shard = cls.__new__(cls)
+        shard.number, shard.name, shard.order, shard.is_local = number, name, order, False
+        shard.reader, shard.failure = None, failure
+        return shard
 
-    def _work_off(self, indices: list[Any]) -> None:
+    def _tell_torch(self) -> None:
+        job = self.job
+        if not job.num_shards:
+            torch.utils.data._utils.worker._worker_info = None
+        else:
+            tell = show_worker if self.is_local else tell_torch
+            tell(self.number, job.num_shards, job.reading.dataset)
+
+    def described(self, error: BaseException) -> Any:
+        """An exception as main gets it."""
+        return error if self.is_local else describe(error, self.name)
+
+    def index_of(self, ordered: Any) -> Any:
+        """What is read for an order."""
+        return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
+
+    def work_off(self, indices: list[Any]) -> None:
         """Reads what was ordered in an epoch that was broken off, as torch's workers do.
 
         So how far a dataset and its generators have come does not depend on how fast this worker was.
@@ -120,28 +163,17 @@ class _Worker:
                 self.reader.read(self.index_of(index))
         self.watch.look()
 
-    def index_of(self, ordered: Any) -> Any:
-        """What is read for an order."""
-        return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
+    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Start) -> Batches:
+        """Begins an epoch: its units, for the pump.
 
-    def _tell_torch(self) -> None:
-        tell_torch(self.setup.worker_id, self.setup.num_workers, self.job.reading.dataset)
-
-    def _run_epoch(
-        self,
-        epoch: int,
-        iterates: bool,
-        shared_seed: int | None,
-        place: Any,
-        fresh: bool,
-        filler: bool,
-        received: Received | None = None,
-    ) -> None:
-        """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
-        self.iterates = iterates
-        self.child.counting.begin(epoch)
-        self.sender.start_epoch(epoch, 1, None if received is None else [(received.account, 0, None)])
-        batches = _Batches(self, filler)
+        Args:
+            iterates: whether it needs no orders.
+            shared_seed: what pipes of torch's kind are seeded with.
+            fresh: the epoch of the place is over: only what outlives it is taken from there.
+            start: where it begins.
+        """
+        self.iterates, place, received = iterates, start.place, start.received
+        batches = Batches(self, start.filler)
         try:
             if self.failure is None:
                 self._begin(shared_seed, place, fresh)
@@ -151,24 +183,21 @@ class _Worker:
                 batches.begin(self.reader, went_on, told=received is not None and bool(received.indices))
                 batches.is_over = has_ended
         except BaseException as error:
-            self.failure = describe(error, self.setup.name)
+            if self.is_local:
+                raise
+            self.failure = self.described(error)
         if self.failure is not None and received is not None:
             batches.is_over = iterates and bool(received.indices)
-        while True:
-            try:
-                self.sender.pump(batches)
-                return
-            except BaseException as error:  # the batch cannot be sent
-                batches.failed_to_leave(describe(error, self.setup.name))
+        return batches
 
-    def _repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
+    def repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
         """Reads an epoch that is over once more, and drops it: later ones depend on it."""
         try:
             if self.failure is None:
                 self._begin(shared_seed, place, fresh)
                 self._read_again(indices)
         except BaseException as error:
-            self.failure = describe(error, self.setup.name)
+            self.failure = self.described(error)
 
     def _read_again(self, indices: list[Any]) -> bool:
         """Reads, and drops, what the one had read that had this place before; False where that was the end."""
@@ -197,15 +226,99 @@ class _Worker:
             self._tell_torch()
         if self.reader is None:
             if self.job.init_fn is not None:
-                self.job.init_fn(self.setup.worker_id)
-            self.watch = Watch()
+                self.job.init_fn(self.number)
+            self.watch = Watch([] if self.job.num_shards else GLOBAL)
             self.reader = Reader(reading, self.watch.states)
-            how = reading.dataset, reading.is_iterable, reading.collate_fn
-            self.reader.time_by(bind_reading(self.child.counting, *how)[0])
+            if self.counting is not None:
+                how = reading.dataset, reading.is_iterable, reading.collate_fn
+                self.reader.time_by(bind_reading(self.counting, *how)[0])
         if place is not None:
             self.reader.restore(place)
         if place is None or fresh:
             self.reader.begin()
+
+
+class _Worker:
+    is_interrupted: ClassVar[bool] = False
+
+    def __init__(self, child: Child) -> None:
+        self.child, self.setup, self.sender = child, child.setup, child.sender
+        #: An order that was taken while an epoch ran, and ends it.
+        self.pending: tuple[Any, ...] | None = None
+        #: Why nothing can be read.
+        self.failure: tuple[Any, ...] | None = None
+        self.shards: list[Shard] = []
+        #: Which of them runs.
+        self._entered = 0
+        #: What was ordered and not read in an epoch that was broken off.
+        self._left: list[Any] = []
+
+    def prepare(self, program: Job) -> None:
+        """See `Runner`."""
+        for number in self.setup.shards:
+            if self.shards:
+                self.shards[self._entered].globals.leave()
+            job = program if program.copies is None else program.copied()
+            self._entered = len(self.shards)
+            self.shards.append(Shard(job, number, self.setup.name, self._ordered, counting=self.child.counting))
+
+    def obey(self, command: tuple[Any, ...]) -> bool:
+        """See `Runner`."""
+        order: tuple[Any, ...] | None = command
+        while order is not None:
+            if order[0] == "stop":
+                return False
+            if order[0] == "epoch":
+                left, self._left = self._left, []
+                if left and self.shards:
+                    self.shards[0].work_off(left)
+                self._run_epoch(*order[1:])
+            elif order[0] == "repeat":
+                if self.shards:
+                    self.shards[0].repeat(*order[1:])
+            else:
+                self._left.append(order[1])
+            order, self.pending = self.pending, None
+        return True
+
+    def _ordered(self) -> tuple[int, Any]:
+        """The number and the index of main's next order; ends the epoch if it is another command."""
+        order = self.child.next_command()
+        if type(order[0]) is not int:
+            self.pending = order
+            raise StopIteration
+        number, index = order
+        return number, index
+
+    def _enter(self, shard: int) -> None:
+        """Lets a shard have the process, which another one has had."""
+        if shard != self._entered and self.failure is None:
+            self.shards[self._entered].globals.leave()
+            self._entered = shard
+            self.shards[shard].globals.enter()
+
+    def _run_epoch(
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[Start]
+    ) -> None:
+        """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
+        self.child.counting.begin(epoch)
+        links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
+        self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
+        if self.failure is not None:
+            name = self.setup.name
+            self.shards = [Shard.failed(number, name, self._ordered, self.failure) for number in self.setup.shards]
+        each = []
+        for place, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
+            if self.failure is None:
+                self._enter(place)
+            each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
+        batches = each[0] if len(each) == 1 else tuple(each)
+        while True:
+            try:
+                self.sender.pump(batches, self._enter)
+                return
+            except BaseException as error:  # the batch cannot be sent
+                each[self._entered].failed_to_leave(describe(error, self.setup.name))
 
 
 @dataclass
@@ -225,6 +338,20 @@ class Job(Program):
     persistent: bool
     #: After how many batches a worker tells its place.
     every: int = 1
+    #: How many shards there are. 0 for one that goes on where a program without workers was: it has no worker info, and
+    #: these global generators.
+    num_shards: int = 0
+    generators: Moment = field(default_factory=dict)
+    #: Whether the workers end with their first epoch, as the next one has another number of shards.
+    lasts_one_epoch: bool = False
+    #: Copies of the dataset and the functions, if processes run several shards; they are missing here then.
+    copies: Copies | None = None
+
+    def copied(self) -> Job:
+        """The job of another shard in the same process."""
+        assert self.copies is not None
+        reading, init_fn = self.copies.make()
+        return replace(self, reading=reading, init_fn=init_fn, copies=None)
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Says what to do."""
@@ -236,7 +363,7 @@ class Job(Program):
 
     def holds_shared_memory(self) -> bool:
         """Whether it has tensors in shared memory, which are to stay there."""
-        return holds_shared_memory(self)
+        return self.copies is not None or holds_shared_memory(self)
 
     @classmethod
     def exit_error(
@@ -250,17 +377,17 @@ class Job(Program):
         return WorkerExitedError(text, worker, process.exitcode, cls.stage, item)
 
 
-class _Batches(Iterator[Unit]):
+class Batches(Iterator[Unit]):
     """The units of one epoch, for the pump.
 
     Args:
-        worker: whose orders are taken.
+        shard: what is read.
         filler: whether the first unit is none.
     """
 
-    def __init__(self, worker: _Worker, filler: bool) -> None:
-        self._worker = worker
-        self._iterates = worker.iterates
+    def __init__(self, shard: Shard, filler: bool) -> None:
+        self._shard = shard
+        self._iterates = shard.iterates
         self._reader: Reader | None = None
         #: Units that go before all others.
         self._owed: list[Unit] = []
@@ -273,13 +400,18 @@ class _Batches(Iterator[Unit]):
         self.is_over = False
         #: Whether the place in the dataset is told, and not just that of the generators.
         self._takes_places = False
-        self._cadence = Cadence(worker.job.every) if worker.failure is None else Cadence(1)
+        self._cadence = Cadence(shard.job.every) if shard.failure is None else Cadence(1)
         #: Until when no place is told, and nothing is looked at, by the clock.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
         if filler:
             self._owed.append(self._unit(None, {"filler": True}))
+
+    @property
+    def news(self) -> dict[str, Any]:
+        """What the next unit brings along, apart from its batch."""
+        return self._news or {}
 
     def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
         """Sees what is read, and takes its place where that may be wanted.
@@ -292,9 +424,9 @@ class _Batches(Iterator[Unit]):
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_places = reader.is_stateful and reader.restores_place
-        self._watches = self._takes_places or not self._worker.job.reading.is_iterable
+        self._watches = self._takes_places or not self._shard.job.reading.is_iterable
         if not told and (not went_on or self._takes_places):
-            self._worker.watch.look()
+            self._shard.watch.look()
             self._news = {"before": self._frozen_place()}
 
     def __next__(self) -> Unit:
@@ -302,24 +434,27 @@ class _Batches(Iterator[Unit]):
             return self._owed.pop()
         if self.is_over:
             raise StopIteration
-        index = self._worker.index_of(None if self._iterates else self._ordered())
+        index = None if self._iterates else self._ordered()
         news, self._news = self._news, None
         reader = self._reader
         if reader is None:
             self.is_over = self._iterates
-            return self._unit(None, {"failure": self._worker.failure})
+            return self._unit(None, {"failure": self._shard.failure})
+        index = self._shard.index_of(index)
         began = time.monotonic()
         try:
             batch = reader.read(index)
         except StopIteration as error:
-            if self._worker.job.reading.is_iterable:
+            if self._shard.job.reading.is_iterable:
                 return self._end(news)
-            return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
+            return self._unit(None, {**(news or {}), "failure": self._shard.described(error)})
         except BaseException as error:
-            if self._worker.job.reading.skips:
+            if self._shard.is_local and not isinstance(error, Exception):
+                raise  # Ctrl-C
+            if self._shard.job.reading.skips:
                 news = self._with_skipped(news, reader, index)
-            return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
-        if self._worker.job.reading.skips:
+            return self._unit(None, {**(news or {}), "failure": self._shard.described(error)})
+        if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
                 batch, news = None, {**(news or {}), "empty": True}
@@ -331,17 +466,17 @@ class _Batches(Iterator[Unit]):
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._place_after(now, now - began)) is not None:
                 news = {**(news or {}), "after": frozen}
-            self._due = min(self._worker.watch.due, self._cadence.due if self._tells else math.inf)
+            self._due = min(self._shard.watch.due, self._cadence.due if self._tells else math.inf)
         return self._unit(batch, news)
 
     @property
     def _tells(self) -> bool:
         """Whether its places hold anything."""
-        return bool(self._takes_places or self._worker.watch.moved)
+        return bool(self._takes_places or self._shard.watch.moved)
 
     def _place_after(self, now: float, took: float) -> bytes | None:
         """The place behind the batch that was just read, if it is to be told."""
-        watch, cadence = self._worker.watch, self._cadence
+        watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
@@ -354,25 +489,25 @@ class _Batches(Iterator[Unit]):
 
     def _ordered(self) -> Any:
         """The index that main orders next."""
-        order = self._worker.child.next_command()
-        if type(order[0]) is not int:
-            self._worker.pending = order
+        assert self._shard.order is not None
+        try:
+            self._order, index = self._shard.order()
+        except StopIteration:
             self.is_over = True
-            raise StopIteration
-        self._order, index = order
+            raise
         return index
 
     def _end(self, news: dict[str, Any] | None) -> Unit:
         self.is_over = True
         news = {**(news or {}), "ended": True}
-        if self._takes_places or self._worker.job.persistent:  # later epochs depend on it
-            self._worker.watch.look()
+        if self._takes_places or self._shard.job.persistent:  # later epochs depend on it
+            self._shard.watch.look()
             news["after"] = self._frozen_place()
         return self._unit(None, news)
 
     def _unit(self, batch: Any, news: dict[str, Any] | None) -> Unit:
         self._brought = news
-        return self._worker.setup.worker_id, self._order, batch, news
+        return self._shard.number, self._order, batch, news
 
     def _frozen_place(self) -> bytes:
         """Where the reading stands; empty if that is where it stood."""
@@ -388,7 +523,7 @@ class _Batches(Iterator[Unit]):
         """The news of a unit, and what was skipped of its batch."""
         if reader.skipped:
             news = {**(news or {}), "skipped": reader.skipped}
-        if reader.seen != self._worker.job.reading.samples_of(index):
+        if reader.seen != self._shard.job.reading.samples_of(index):
             news = {**(news or {}), "seen": reader.seen}
         return news
 

@@ -23,12 +23,13 @@ from torchdata._signatures import signature_of
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, fitted
+from torchdata.stateful_dataloader._fitting import facts_of, fitted, shards_of
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
 from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
+from torchdata.stateful_dataloader._shards_in_process import ShardsInProcessIterator
 from torchdata.stateful_dataloader._skipping import check_on_error
 from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
@@ -238,7 +239,16 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             self._reader = self._reader and self._reader.anew()
             self._iterator = self._made(state)
             self._loaded = None
-        elif self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
+            return self._iterator
+        if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
+            if self._iterator.lasts_one_epoch:
+                # Its workers were those of a state, and end. What outlives the epoch is passed on by a state.
+                if self._iterator.is_finished:
+                    self.load_state_dict(self.state_dict())
+                    return iter(self)
+                self._iterator.shutdown()
+                self._iterator = self._get_iterator()
+                return self._iterator
             self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
             self._iterator = None  # ends its workers, unless the user holds it
@@ -250,7 +260,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     def _made(self, state: dict[str, Any] | None) -> StatefulIterator:
         if self.num_workers == 0:
-            return InProcessIterator(self, state)
+            return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
@@ -304,9 +314,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
 
-        The number of workers may be another one if the dataset is map-style. Workers that live on are ended. An
-        iterator that was made before goes on from the state, too, if it has given no batch; else its next batch raises
-        `RuntimeError`.
+        The number of workers may be another one. An iterable dataset still sees the number of the state, until the
+        epoch ends; if the loader has fewer workers, a process reads several copies of the dataset, which must be
+        picklable. Workers that live on are ended. An iterator that was made before goes on from the state, too, if it
+        has given no batch; else its next batch raises `RuntimeError`.
 
         Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
         or the number of ranks is another one. If the epoch had given no batch yet, it begins anew instead. The loop

@@ -329,9 +329,9 @@ def test_spawned_workers_get_views_of_one_storage_and_write_to_memory_of_their_o
 
 
 def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
-    from torchdata._engine.workers.group import _pickled
+    from torchdata._engine.workers.group import pickled_program
 
     rows = list(torch.arange(100_000.0).view(200, -1))
-    pickled, buffers = _pickled([rows, rows, torch.stack(rows)[:, 0]])
+    pickled, buffers = pickled_program([rows, rows, torch.stack(rows)[:, 0]])
     assert sum(map(len, buffers)) == 400_000 + 800
     assert len(pickled) < 100_000

@@ -236,15 +236,6 @@ def test_samplers_of_their_own_are_torch_s_and_can_be_saved() -> None:
         iter(RandomSampler(range(3))).load_state_dict({"yielded": 9, "generator": torch.Generator().get_state()})
 
 
-def test_an_iterable_state_needs_as_many_workers() -> None:
-    loader = StatefulDataLoader(Counted(9), num_workers=2)
-    taken(loader, 1)
-    later = StatefulDataLoader(Counted(9), num_workers=1)
-    later.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="use num_workers=2"):
-        iter(later)
-
-
 def test_states_of_a_dataset_s_own_are_shared_out_with_a_warning() -> None:
     class Noting(Dataset[int]):
         read = 0

@@ -16,7 +16,7 @@ from torchdata import _engine
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["seed_worker", "tell_torch", "torch_as_it_was"]
+__all__ = ["seed_worker", "show_worker", "tell_torch", "torch_as_it_was"]
 
 _MODULE = "torch.utils.data"
 
@@ -31,9 +31,7 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
     """
 
     def tell(module: Any) -> None:
-        worker = module._utils.worker
-        seed = sys.modules["torch"].initial_seed()
-        worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe)
+        show_worker(worker_id, num_workers, datapipe)
         if _engine.current_sender is not None:
             collate_where_items_leave(module._utils.collate)
 
@@ -55,6 +53,13 @@ def torch_as_it_was() -> Iterator[None]:
         call_when_imported("worker info", {})
         if (module := sys.modules.get(_MODULE)) is not None:
             module._utils.worker._worker_info = before
+
+
+def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
+    """The part of `tell_torch` for `get_worker_info()`, once torch is loaded."""
+    torch = sys.modules["torch"]
+    worker, seed = torch.utils.data._utils.worker, torch.initial_seed()
+    worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -33,7 +33,7 @@ from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
 
-__all__ = ["Group", "default_budget"]
+__all__ = ["Group", "default_budget", "pickled_program"]
 
 #: Buffers of fewer bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
@@ -258,7 +258,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
-        return SharedPickle(*_pickled(program))
+        return SharedPickle(*pickled_program(program))
     except Exception as error:
         if is_of_handler(error):
             raise
@@ -274,18 +274,23 @@ def _main_cannot_be_imported() -> bool:
     return has_none or main_without_file() is not None
 
 
-def _pickled(obj: Any) -> tuple[bytes, list[memoryview]]:
+def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base) -> tuple[bytes, list[memoryview]]:
     """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes).
 
-    Returns the pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
+    Args:
+        obj: what is pickled.
+        refined: returns the class of picklers to use, which is derived from the one that it is given.
+
+    Returns:
+        The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
     """
     if not _main_cannot_be_imported():
         try:
-            return dumps_by(pickle.Pickler, obj, _LEAST_BUFFER)[:2]
+            return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[:2]
         except Exception as error:
             # Locks and queues of multiprocessing travel only while a child is started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler
 
-    return dumps_by(ByValuePickler, obj, _LEAST_BUFFER)[:2]
+    return dumps_by(refined(ByValuePickler), obj, _LEAST_BUFFER)[:2]

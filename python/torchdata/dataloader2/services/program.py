@@ -33,6 +33,7 @@ from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.witnessing import Witness
@@ -42,7 +43,6 @@ from torchdata.datapipes.state import (
     iterate,
     load_generators,
     load_state,
-    save_generators,
     save_state,
     set_strictness,
     standing_still,
@@ -220,8 +220,8 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The global generators of this shard while another one runs in the process.
-        self._generators: dict[str, Any] | None = None
+        #: What this shard has of the process while another one runs there.
+        self._own = ShardGlobals()
         #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
@@ -245,16 +245,14 @@ class GraphProgram(EpochProgram):
     def enter(self) -> None:
         """Gives the shard what it shares with the process: its number, and its random numbers."""
         skipping_items.worker = self._info.worker_id
-        self._tell_torch()
         witnessing.current = self._witness
-        if self._generators is not None:
-            load_generators(self._generators)
-            self._generators = None
+        if not self._own.enter():
+            self._tell_torch()
 
     def leave(self) -> None:
         """Keeps the shard's random numbers."""
         self._witness = witnessing.current
-        self._generators = save_generators()
+        self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
@@ -315,7 +313,7 @@ class GraphProgram(EpochProgram):
 
     def note(self) -> object:
         """What the sharding filters have sampled since the last call."""
-        witness = witnessing.current if self._generators is None else self._witness
+        witness = self._witness if self._own.is_away else witnessing.current
         return None if witness is None else witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
@@ -334,7 +332,7 @@ class GraphProgram(EpochProgram):
         try:
             graph = Graph(self.datapipe)
             with standing_still(graph.pipes):  # threads draw random numbers, too
-                saved, generators = save_state(graph, described=False), self._generators or save_generators()
+                saved, generators = save_state(graph, described=False), self._own.generators()
             share = self._share_in(graph, saved)
             content: dict[str, Any] = {"graph": saved, "generators": generators}
             if share is not None and share.is_read_out:

@@ -63,11 +63,16 @@ impl Dealing {
     /// before one that wants none yet, so that nobody waits for a reader that waits for another one.
     #[inline]
     pub fn next_of_shards(&mut self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
-        if let Some(target) = self.turn.choose(|reader| permit(reader) == Permit::Now) {
-            return Deal::To(target);
-        }
-        let waiting = self.readers().find(|&reader| permit(reader) == Permit::Wait);
-        waiting.map_or(Deal::Nobody, Deal::WaitFor)
+        let mut waiting = None;
+        // Each reader is asked once: a grant that arrives between two questions would look as if nobody wanted more.
+        let target = self.turn.choose(|reader| {
+            let permit = permit(reader);
+            if permit == Permit::Wait {
+                waiting.get_or_insert(reader);
+            }
+            permit == Permit::Now
+        });
+        target.map_or(waiting.map_or(Deal::Nobody, Deal::WaitFor), Deal::To)
     }
 
     /// The readers that have not got their end.
@@ -103,5 +108,21 @@ impl Dealing {
             }
         }
         asked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Deal, Dealing};
+    use crate::protocol::sending::Permit;
+
+    #[test]
+    fn a_shard_whose_grant_arrives_while_the_shards_are_asked_is_not_taken_for_one_that_wants_no_more() {
+        let mut asked = 0;
+        let deal = Dealing::new(1).next_of_shards(|_| {
+            asked += 1;
+            if asked == 1 { Permit::Wait } else { Permit::Now }
+        });
+        assert_eq!(deal, Deal::WaitFor(0));
     }
 }

@@ -124,6 +124,11 @@ class Program:
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
+    @property
+    def is_shared_anew(self) -> bool:
+        """Whether the epochs behind the one that is resumed have other shares."""
+        return not self.indexed and self.later_workers != self.workers
+
     def later_workers_matter(self, first: int) -> bool:
         """Whether another number of workers gives other epochs.
 
@@ -149,6 +154,8 @@ class Program:
             return "the sampler counts its epochs and tells no state"
         if self.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not self.in_order:
             return "out of order, time decides which worker reads a sample"
+        if (over or self.stop_at == "before") and self.is_shared_anew:
+            return "the dataset is shared out among another number of workers from the next epoch on"
         unstarted = self.stop_at == "before" and self.stop_epoch == 0
         if unstarted and self.workers == 0 and self.noisy and self.seeds != "same":
             return "a state before the first loop does not hold the program's generators, which it seeds otherwise"
@@ -296,3 +303,5 @@ def choose_way(program: Program, chance: random.Random) -> None:
     stateless = program.dataset in ("Indexed", "AtOnce")
     if stateless and program.workers and chance.random() < 0.2:
         program.later_workers = chance.choice([1, 2, 3, 4])
+    if not program.indexed and program.workers and chance.random() < 0.3:
+        program.later_workers = chance.choice([0, 1, 2, 3, 4])

@@ -1,0 +1,159 @@
+"""The rest of an epoch that workers had begun, in a loader without workers: main runs their shards in turn.
+
+Role: main, in the thread that reads. Each shard has a copy of the dataset, its own random numbers and worker info, as
+in a worker process. Between two batches the program has its own again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
+from torchdata.stateful_dataloader._frozen import copied
+from torchdata.stateful_dataloader._pinning import pinned
+from torchdata.stateful_dataloader._with_workers import WorkersIterator
+from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start
+
+__all__ = ["ShardsInProcessIterator"]
+
+
+class LocalPool:
+    """Shards that are read in this process, in the place of a `Pool`.
+
+    Args:
+        job: what the workers of the epoch did.
+        pin: copies a batch into pinned memory; None: it is given as it is.
+    """
+
+    #: As of `Pool`: nothing is ordered, and nobody else ends it.
+    is_ordered = False
+
+    def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
+        self._job, self._pin = job, pin
+        self._shards: list[Shard] = []
+        self._units: list[Batches] = []
+        self._program = ShardGlobals()
+        self._running: Shard | None = None
+        self._turn = 0
+        self._ended: set[int] = set()
+        #: By shard, its place before its first batch, if it tells one.
+        self.told: dict[int, bytes] = {}
+        self.is_ending = False
+
+    @contextlib.contextmanager
+    def _entered(self, shard: Shard | None) -> Iterator[None]:
+        """Context in which a shard has the process; None for one that is being made."""
+        try:
+            with InterruptsDeferred():
+                self._program.leave()
+                if shard is not None:
+                    shard.globals.enter()
+                self._running = shard
+            yield
+        finally:
+            with InterruptsDeferred():
+                if self._running is not None:
+                    self._running.globals.leave()
+                self._running = None
+                if self._program.is_away:
+                    self._program.enter()
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Context in which the program has its generators, also if a signal handler asks while a shard is read."""
+        shard = self._running
+        if shard is None:
+            yield
+            return
+        shard.globals.leave()
+        self._program.enter()
+        try:
+            yield
+        finally:
+            self._program.leave()
+            shard.globals.enter()
+
+    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+        """See `Pool.begin`. There are no fillers: the first shard whose turn it is is read first."""
+        self._turn = fillers
+        for number, place in enumerate(places):
+            with self._entered(None):
+                job = self._job.copied()
+                if job.reading.collate_fn in (default_collate, default_convert):
+                    job.reading.collate_fn = _Unseen(job.reading.collate_fn)
+                self._running = shard = Shard(job, number, "", is_local=True)
+                self._shards.append(shard)
+                units = shard.begin_epoch(True, shared_seed, fresh, Start(place))
+                self._units.append(units)
+                if "before" in units.news:
+                    self.told[number] = units.news["before"]
+
+    def wait(self, hand: list[Any]) -> None:
+        """See `Pool.wait`."""
+        while not hand:
+            left = [number for number in range(len(self._units)) if number not in self._ended]
+            if not left:
+                raise StopIteration
+            number = next((one for one in left if one >= self._turn), left[0])
+            with self._entered(self._shards[number]):
+                reader = self._shards[number].reader
+                assert reader is not None
+                if reader.must_go_back:
+                    reader.restore(copied(reader.place()))
+                reader.keep_place()
+                hand.extend(islice(self._units[number], 1))  # with no Python code between the two
+            if not hand:
+                self._ended.add(number)
+                self._turn = number + 1
+        shard, order, batch, news = hand[0]
+        if self._pin is not None and batch is not None:
+            hand[0] = shard, order, self._pin(batch), news
+
+    def note(self, unit: Any) -> None:
+        """See `Pool.note`."""
+        self._turn = unit[0] + 1
+
+    def end_epoch(self) -> None:
+        """See `Pool.end_epoch`."""
+
+    def shutdown(self) -> None:
+        """Ends reading."""
+        self.is_ending = True
+        self._units = []
+
+
+class _Unseen:
+    """One of torch's functions, which is not to see a worker: it would make each batch in shared memory."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: Any) -> Any:
+        worker: Any = torch.utils.data._utils.worker
+        info, worker._worker_info = worker._worker_info, None
+        try:
+            return self._function(samples)
+        finally:
+            worker._worker_info = info
+
+
+class ShardsInProcessIterator(WorkersIterator):
+    """Reads the shards of workers in this process, a batch when it is asked for."""
+
+    _pool: LocalPool
+
+    def _new_pool(self, loader: Any, job: Job) -> LocalPool:
+        device = self._pin_memory_device
+        return LocalPool(job, (lambda batch: pinned(batch, device)) if self._pin_memory else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator stands."""
+        with self._pool.outside():
+            return super().state_dict()

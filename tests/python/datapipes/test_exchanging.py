@@ -1,0 +1,145 @@
+"""Shards of one process exchange its global generators, and torch's worker info."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+numpy = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import get_worker_info  # noqa: E402
+
+from torchdata._engine.items.torch_worker import show_worker  # noqa: E402
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
+from torchdata.datapipes._pipe.state import exchanging  # noqa: E402
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals  # noqa: E402
+from torchdata.datapipes._pipe.state.generators import load_generators, save_generators  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _generators_are_put_back() -> Any:
+    before = save_generators()
+    yield
+    load_generators(before)
+    torch.utils.data._utils.worker._worker_info = None
+
+
+@pytest.fixture(params=["memory", "public functions"])
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How generators are copied: the second way is that of versions which lay them out differently."""
+    monkeypatch.setattr(exchanging, "_known", ((None, None), []))
+    if request.param != "memory":
+        monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
+    return request.param
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    numpy.random.seed(number)
+    torch.manual_seed(number)
+
+
+def draw(times: int = 1) -> list[float]:
+    """Normal numbers, of which the generators keep a second one, and others."""
+    drawn: list[float] = []
+    for _ in range(times):
+        drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]
+        drawn += [float(torch.randn(())), float(torch.randn((), dtype=torch.float64)), float(torch.rand(()))]
+    return drawn
+
+
+def alone(number: int, steps: int) -> list[list[float]]:
+    seed(number)
+    return [draw(1 + step % 3) for step in range(steps)]
+
+
+def test_each_shard_draws_as_if_it_were_alone(way: Any) -> None:
+    expected = {number: alone(number, 700) for number in range(3)}
+    shards = []
+    for number in range(3):
+        seed(number)
+        shards.append(ShardGlobals())
+        shards[-1].leave()
+    for step in range(700):
+        for number, shard in enumerate(shards):
+            shard.enter()
+            assert draw(1 + step % 3) == expected[number][step]
+            shard.leave()
+
+
+def test_the_memory_of_the_generators_is_found() -> None:
+    seed(1)
+    shard = ShardGlobals()
+    shard.leave()
+    kinds = [type(kept) for kept in shard._kept]
+    assert kinds == [tuple, tuple, bytearray]
+
+
+def test_a_shard_that_is_away_can_be_saved(way: Any) -> None:
+    seed(1)
+    draw()
+    expected, one = save_generators(), ShardGlobals()
+    one.leave()
+    seed(2)
+    here = save_generators()
+    assert one.generators() == expected
+    assert save_generators() == here
+
+
+def test_another_bit_generator_of_numpy_is_exchanged() -> None:
+    before = numpy.random.get_bit_generator()
+    one, two = ShardGlobals(), ShardGlobals()
+    try:
+        numpy.random.set_bit_generator(numpy.random.PCG64(7))
+        expected = numpy.random.random(3).tolist()
+        numpy.random.set_bit_generator(numpy.random.PCG64(7))
+        one.leave()
+        numpy.random.random(5)
+        two.leave()
+        one.enter()
+        assert numpy.random.random(3).tolist() == expected
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+def test_each_shard_has_its_worker_info() -> None:
+    shards = []
+    for number in range(2):
+        seed(number)
+        show_worker(number, 2, None)
+        shards.append(ShardGlobals())
+        shards[-1].leave()
+    for number, shard in enumerate(shards):
+        assert shard.enter()
+        info = get_worker_info()
+        assert info is not None
+        assert (info.id, info.seed) == (number, number)
+        shard.leave()
+
+
+def _with_draws(item: int) -> list[Any]:
+    info = get_worker_info()
+    assert info is not None
+    return [item, info.id, info.num_workers, info.seed, *draw()]
+
+
+def test_shards_of_a_graph_in_one_worker_draw_as_those_of_three() -> None:
+    def loader(workers: int) -> DataLoader2[Any]:
+        pipe = IterableWrapper(range(20)).sharding_filter().map(_with_draws)
+        made = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers))
+        made.seed(3)
+        return made
+
+    with loader(3) as first:
+        iterator = iter(first)
+        for _ in range(4):
+            next(iterator)
+        state = first.state_dict()
+        rest = list(iterator)
+    with loader(1) as later:
+        later.load_state_dict(state)
+        assert list(later) == rest

@@ -1,0 +1,390 @@
+"""A state of an epoch over an iterable dataset loads with any number of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+numpy = pytest.importorskip("numpy")
+
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
+
+from fresh_processes import python_path  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+#: Numbers of workers, of states and of loaders.
+NUMBERS = (0, 1, 2, 3, 5, 8)
+SAMPLES, SIZE = 17, 2
+
+
+@pytest.fixture(autouse=True)
+def _many_workers_for_few_cores() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
+def worker() -> tuple[int, int]:
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class Plain(IterableDataset[Any]):
+    """Has no state, and draws from each global generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(worker()[0], SAMPLES, worker()[1]):
+            assert get_worker_info() is None or get_worker_info().dataset is self  # type: ignore[union-attr]
+            drawn = random.random(), float(numpy.random.standard_normal()), float(torch.randn(()))
+            yield [index, *worker(), *drawn]
+
+
+class WithState(IterableDataset[Any]):
+    """Has a state, an array that it changes, and a generator of its own."""
+
+    def __init__(self) -> None:
+        self.counts, self.draw = numpy.zeros(3000), random.Random(5)
+        self.index: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.index = worker()[0] if self.index is None else self.index
+        while self.index < SAMPLES:
+            index, self.index = self.index, self.index + worker()[1]
+            self.counts[-1] += 1
+            yield [index, *worker(), float(self.counts[-1]), self.draw.random(), random.random()]
+        self.index = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "count": float(self.counts[-1]), "draw": self.draw.getstate()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.index, self.counts[-1] = state["index"], state["count"]
+        self.draw.setstate(state["draw"])
+
+
+class _Steps:
+    def __init__(self) -> None:
+        self.index, self.step = worker()
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> Any:
+        if self.index >= SAMPLES:
+            raise StopIteration
+        self.index += self.step
+        return [self.index - self.step, *worker(), float(torch.rand(()))]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"index": self.index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.index = state["index"]
+
+
+class WithIterator(IterableDataset[Any]):
+    """Its iterator has the state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Steps()
+
+
+def shuffled_pipe() -> Any:
+    """A pipe of torch's, which the loader shards and seeds."""
+    return IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def loader(form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
+    """A loader in a program that has just been seeded."""
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    return StatefulDataLoader(form(), SIZE, num_workers=workers, **{"collate_fn": as_it_is, **options})
+
+
+def resumed(state: Any, form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
+    later = loader(form, workers, **options)
+    later.load_state_dict(state)
+    return later
+
+
+def epoch_of(form: Callable[[], Any], workers: int, **options: Any) -> tuple[list[Any], list[Any]]:
+    """The batches of an epoch, and the state before each of them."""
+    first = loader(form, workers, **options)
+    iterator = iter(first)
+    batches, states = [], [first.state_dict()]
+    for batch in iterator:
+        batches.append(batch)
+        states.append(first.state_dict())
+    return batches, states[:-1]
+
+
+def workers_in(batches: list[Any]) -> set[tuple[int, int]]:
+    return {(sample[1], sample[2]) for batch in batches for sample in batch}
+
+
+@pytest.mark.parametrize("form", [Plain, WithState, WithIterator, shuffled_pipe])
+@pytest.mark.parametrize("before", NUMBERS)
+def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
+    batches, states = epoch_of(form, before)
+    assert len(batches) >= SAMPLES // SIZE
+    for after in NUMBERS:
+        # Every position is tried in this process (behind the first batch where no worker was), and one with others.
+        for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
+            assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
+
+
+@pytest.mark.parametrize(
+    ("form", "before", "after"),
+    [(Plain, 3, 2), (WithState, 3, 0), (WithState, 2, 5), (Plain, 0, 2), (WithIterator, 5, 1)],
+)
+def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before: int, after: int) -> None:
+    batches, states = epoch_of(form, before)
+    later = resumed(states[3], form, after)
+    assert list(later) == batches[3:]
+    expected = {(number, after) for number in range(after)} or {(0, 1)}
+    for _ in range(2):
+        epoch = list(later)
+        assert workers_in(epoch) == expected
+        assert sorted(sample[0] for batch in epoch for sample in batch) == [*range(SAMPLES)]
+
+
+@pytest.mark.parametrize(("before", "between"), [(3, 0), (3, 2), (0, 2), (1, 0)])
+@pytest.mark.parametrize("form", [Plain, WithState, WithIterator])
+def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, before: int, between: int) -> None:
+    batches, states = epoch_of(form, before)
+    second = resumed(states[1], form, between)
+    iterator = iter(second)
+    taken = [(2 + count, next(iterator), second.state_dict()) for count in range(3)]
+    assert [batch for _, batch, _ in taken] + list(iterator) == batches[1:]
+    for given, _, state in taken:
+        for after in {0, before} if given % 2 else {0}:
+            assert list(resumed(state, form, after)) == batches[given:], (given, after)
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("every", [2, 5])
+def test_rare_snapshots_change_nothing(after: int, every: int) -> None:
+    batches, states = epoch_of(WithState, 3, snapshot_every_n_steps=every)
+    for cut, state in [*enumerate(states)][:: 3 if after else 1]:
+        assert list(resumed(state, WithState, after, snapshot_every_n_steps=every)) == batches[cut:]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (0, 2)])
+@pytest.mark.parametrize("form", [Plain, WithState])
+def test_persistent_workers_continue_as_behind_a_state_of_the_end(form: Any, before: int, after: int) -> None:
+    batches, states = epoch_of(form, before, **({"persistent_workers": True} if before else {}))
+    later = resumed(states[3], form, after, persistent_workers=True)
+    assert list(later) == batches[3:]
+    state = later.state_dict()
+    epochs = [list(later), list(later)]
+    assert workers_in(epochs[0]) == {(number, after) for number in range(after)}
+    again = resumed(state, form, after, persistent_workers=True)
+    assert [list(again), list(again)] == epochs
+
+
+def test_an_epoch_that_is_left_is_followed_by_one_of_the_loader_s_workers() -> None:
+    _, states = epoch_of(Plain, 3)
+    later = resumed(states[2], Plain, 2, persistent_workers=True)
+    next(iter(later))
+    assert workers_in(list(later)) == {(0, 2), (1, 2)}
+
+
+@pytest.mark.parametrize("form", [Plain, WithState])
+def test_workers_that_are_killed_in_the_resumed_epoch_are_replaced_with_all_of_their_shards(form: Any) -> None:
+    batches, states = epoch_of(form, 5)
+    later = resumed(states[2], form, 2, on_worker_exit="restart")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        iterator = iter(later)
+        got = [next(iterator)]
+        for batch in iterator:
+            got.append(batch)
+            if len(got) in (2, 4):
+                os.kill(iterator._pool.pids[len(got) // 2 - 1], signal.SIGKILL)
+                state = later.state_dict()
+                assert list(resumed(state, form, 0)) == batches[2 + len(got) :]
+    assert got == batches[2:]
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_out_of_order_each_sample_comes_once(after: int) -> None:
+    first = loader(WithState, 3, in_order=False)
+    iterator = iter(first)
+    given = [next(iterator) for _ in range(3)]
+    rest = list(resumed(first.state_dict(), WithState, after, in_order=False))
+    assert sorted(sample[0] for batch in given + rest for sample in batch) == [*range(SAMPLES)]
+
+
+class Failing(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(_FailsAtSome())
+
+
+class _FailsAtSome(_Steps):
+    def __next__(self) -> Any:
+        sample = super().__next__()
+        if sample[0] % 5 == 3:
+            raise ValueError(sample[0])
+        return sample
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_skipped_samples_are_counted_as_before(after: int) -> None:
+    with pytest.warns(RuntimeWarning, match="has skipped 3 of the 17 samples"):
+        batches, states = epoch_of(Failing, 3, on_error="skip")
+    for cut in (1, 3):
+        later = resumed(states[cut], Failing, after, on_error="skip")
+        with pytest.warns(RuntimeWarning, match="has skipped 3 of the 17 samples"):
+            assert list(later) == batches[cut:]
+
+
+class FailingLate(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(worker()[0], SAMPLES, worker()[1]):
+            if index == 13:
+                raise ValueError("number 13")
+            yield index
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_error_of_a_shard_is_raised_in_its_turn(after: int) -> None:
+    states = []
+    first = loader(FailingLate, 3)
+    iterator = iter(first)
+    with pytest.raises(ValueError, match="number 13"):
+        while True:
+            next(iterator)
+            states.append(first.state_dict())
+    later = iter(resumed(states[0], FailingLate, after))
+    for _ in states[1:]:
+        next(later)
+    with pytest.raises(ValueError, match="number 13"):
+        next(later)
+    later.shutdown()
+    iterator.shutdown()
+
+
+def note_shard(number: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert info.id == number
+    info.dataset.noted = (info.id, info.num_workers, info.seed, torch.initial_seed())
+
+
+class Noting(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(worker()[0], SAMPLES, worker()[1]):
+            info = get_worker_info()
+            assert info is not None
+            yield (index, self.noted, info.id, info.num_workers, info.seed)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_worker_init_fn_and_worker_info_show_the_shard(after: int) -> None:
+    batches, states = epoch_of(Noting, 3, worker_init_fn=note_shard)
+    assert {sample[1][:2] for batch in batches for sample in batch} == {(0, 3), (1, 3), (2, 3)}
+    assert list(resumed(states[2], Noting, after, worker_init_fn=note_shard)) == batches[2:]
+
+
+def test_in_the_program_s_process_it_keeps_its_generators_its_dataset_and_no_worker_info() -> None:
+    _, states = epoch_of(WithState, 3)
+    dataset = WithState()
+    later = resumed(states[2], lambda: dataset, 0)
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for _ in later:
+        assert get_worker_info() is None
+        assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert dataset.counts.sum() == 0
+    assert dataset.index is None
+
+
+def test_tensors_are_collated_without_shared_memory_in_the_program_s_process() -> None:
+    _, states = epoch_of(Plain, 3, collate_fn=None)
+    for columns in resumed(states[2], Plain, 0, collate_fn=None):
+        assert not any(column.is_shared() for column in columns)
+
+
+class Large(IterableDataset[Any]):
+    """Has what copies share, and what they must not share."""
+
+    def __init__(self) -> None:
+        self.array = numpy.arange(1 << 20)
+        self.fixed = numpy.arange(1 << 20)
+        self.fixed.setflags(write=False)
+        self.tensor = torch.zeros(1 << 18)
+        self.total = multiprocessing.Value("i", 0)
+        self.scaled = lambda index: 10 * index
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(worker()[0], SAMPLES, worker()[1]):
+            self.array[0] += 1
+            self.tensor[0] += 1
+            with self.total.get_lock():
+                self.total.value += 1
+            yield [self.scaled(index), int(self.array[0]), float(self.tensor[0]), int(self.fixed[index])]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_copies_of_a_dataset_share_nothing_that_changes_but_what_processes_share(after: int) -> None:
+    batches, states = epoch_of(Large, 3)
+    dataset = Large()
+    assert list(resumed(states[3], lambda: dataset, after)) == batches[3:]
+    assert dataset.total.value >= SAMPLES
+    assert dataset.array[0] == 0
+
+
+class WithGenerator(Plain):
+    def __init__(self) -> None:
+        self.rows = (row for row in range(3))
+
+
+def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
+    _, states = epoch_of(WithGenerator, 2)
+    for after in (0, 1):
+        with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
+            iter(resumed(states[1], WithGenerator, after))
+    assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1  # a process each
+
+
+@pytest.mark.parametrize(("before", "form", "method"), [(3, WithState, "spawn"), (0, Plain, "forkserver")])
+def test_with_another_start_method_it_is_the_same(before: int, form: Any, method: str) -> None:
+    batches, states = epoch_of(form, before)
+    assert list(resumed(states[2], form, 2, multiprocessing_context=method)) == batches[2:]
+
+
+_PROGRAM = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import test_stateful_shards as tests
+later = tests.resumed(torch.load({path!r}), getattr(tests, {form!r}), {after})
+print(repr(list(later)))
+"""
+
+
+@pytest.mark.parametrize(("form", "after"), [(Plain, 2), (WithState, 0)])
+def test_a_new_process_goes_on(form: Any, after: int, tmp_path: Any) -> None:
+    batches, states = epoch_of(form, 3)
+    torch.save(states[4], tmp_path / "state")
+    folder, path = os.path.dirname(__file__), str(tmp_path / "state")
+    support = os.path.join(os.path.dirname(folder), "support")
+    program = _PROGRAM.format(folder=folder, path=path, form=form.__name__, after=after)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([python_path(), support])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == repr(batches[4:])
