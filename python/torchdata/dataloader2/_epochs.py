@@ -198,9 +198,12 @@ class EpochRun:
             place = None  # nothing was given: the epoch begins anew, with the shards of this loader
         if not pipeline.is_taken_over:
             pipeline.note_identity()
-            resumes = saved is not None and place is not None
-            in_shards = resumes and not pipeline.contract.has_workers() and saved.has_shards(pipeline.contract)
-            pipeline.hand_over(lambda: saved.shards(pipeline) if resumes else None, in_shards, self.recorder.full)
+            resumed = saved if place is not None else None
+            contract = pipeline.contract
+            in_shards = resumed is not None and not contract.has_workers() and resumed.has_shards(contract)
+            pipeline.hand_over(
+                lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
+            )
             position.find_output()
         service = pipeline.service
         if not is_new:

@@ -46,7 +46,7 @@ __all__ = ["NO_PLACE", "Reader", "Reading"]
 
 #: Generators that are set while batches are read again, and how many batches are read behind that.
 _Now = tuple[Moment | None, int]
-_NEVER: _Now = (None, 0)
+_NO_NOW: _Now = (None, 0)
 
 #: Stands for the states of a dataset that has given nothing.
 _ENDED = b"", b""
@@ -230,10 +230,10 @@ class Reader:
             if base is not None and base.get("unbegun"):
                 self._go_back(base)
             elif base is not None:
-                self._go_on(base, random or {}, place["since"], now if not later else _NEVER, is_left=bool(later))
+                self._go_on(base, random or {}, place["since"], now if not later else _NO_NOW, is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
-                self._read_again(count, _NEVER, is_left=True)
+                self._read_again(count, _NO_NOW, is_left=True)
         if later:
             self._fetch_anew()
             self._read_again(later[-1], now)

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._stateful import copied
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
-from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._pinning import pinned
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start

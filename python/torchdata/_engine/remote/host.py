@@ -309,6 +309,8 @@ class Host:
             index=WORKER,
             worker_id=setup.worker_id,
             num_workers=setup.num_workers,
+            shards=range(setup.worker_id, setup.worker_id + 1),
+            num_shards=setup.num_workers,
             dispatches=False,
             program=shared,
             program_class=setup.program_class,

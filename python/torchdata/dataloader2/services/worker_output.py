@@ -261,7 +261,9 @@ def _go_on(
     children.start_epoch(commands, _resume_of(children, in_order, strict), place=left)
 
 
-def _resume_of(children: Children, in_order: bool, strict: bool) -> Callable[[Received], list[Resumption | None]]:
+def _resume_of(
+    children: Children | LocalShards, in_order: bool, strict: bool
+) -> Callable[[Received], list[Resumption | None]]:
     """The function that tells where each child goes on. It refers to no object that the children must not hold."""
     return partial(_resume, children.num_shards, children.dispatches, in_order, strict)
 

@@ -42,6 +42,10 @@ class Shard:
     moved: bool = False
     splits: bool = False
 
+    def of_rank(self, rank: int, ranks: int) -> Shard:
+        """The same shard where another number of ranks has it."""
+        return replace(self, rank=rank, ranks=ranks, moved=True)
+
 
 def shards_of(place: Mapping[str, Any]) -> list[Shard]:
     """The shards of a rank that was at a place, in turn."""
@@ -78,8 +82,7 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
         )
     by_rank = []
     for number, place in sorted(places.items()):
-        as_moved = {"rank": number, "ranks": old, "moved": True}
-        shards = [each if each.moved else replace(each, **as_moved) for each in shards_of(place)]
+        shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(place)]
         by_rank.append([*zip(shards, place["workers"]["workers"], strict=True)])
     # The turn goes round the ranks, and then on to the next shard of each.
     longest = max(map(len, by_rank))

@@ -119,7 +119,7 @@ _PIPES = late_names(
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.columns": "chosen",
-        "torchdata.datapipes._pipe.division": "Division Given",
+        "torchdata.datapipes._pipe.division": "Division",
         "torchdata.datapipes._pipe.frames": "FrameFormat",
         "archives.compression": "CompressionType",
         "branching.children": "Child",
