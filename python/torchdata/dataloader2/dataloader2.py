@@ -420,10 +420,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description
         of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
-        The service may have another number of workers than the one with which the state was saved, and of ranks, where
-        the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
-        for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)` with
-        `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
+        The number of workers may differ from that of the saved run, and the number of ranks if the states of all ranks
+        are given. The rest of the epoch has the same items, order and random numbers: a worker runs one or more of the
+        shards with which the epoch began. The next epoch has one shard for each worker again.
 
         Args:
             state_dict: what `state_dict` returned, or a dict of the states of all ranks, by rank.

@@ -111,6 +111,8 @@ class DistributedReadingService(ReadingServiceInterface):
         #: Whether the epoch that begins next, and the one that runs, have the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
+        #: Whether the epoch that begins has shards that other ranks began.
+        self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
         """A copy that talks through the same group, if the user brought one.
@@ -151,6 +153,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
+        resumed, self._resumed = self._resumed, None  # which refers to the loader
+        self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
     def count_ranks(self) -> int:
@@ -210,7 +214,8 @@ class DistributedReadingService(ReadingServiceInterface):
                 f"rank {self._rank} goes on from another state than rank 0: load the same one on all ranks"
             )
         # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
-        own = seed_generator.spawn(self._rank, inplace=not self._has_moved_shards())
+        own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
+        self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
         return iter_reset_fn
 
@@ -222,11 +227,6 @@ class DistributedReadingService(ReadingServiceInterface):
     ) -> None:
         """Notes the shards of a loaded state."""
         self._resumed = resumed
-
-    def _has_moved_shards(self) -> bool:
-        """Whether the epoch that begins has shards that other ranks began; asked once."""
-        resumed, self._resumed = self._resumed, None
-        return any(shard.moved for shard in (resumed and resumed()) or ())
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
         """Takes the seeds of the first data-parallel group that begins this epoch; see `process_group`."""

@@ -173,7 +173,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._choice: Choice | None = None
         #: The shards of the epoch of a loaded state, in which the loader resumes, and those of the epoch that runs.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
-        self._ranks: Callable[[], RankInEpoch | None] = _none
+        self._ask_rank: Callable[[], RankInEpoch | None] = _none
+        self._rank: tuple[int, int, bool] = (0, 1, False)
         #: Into how many shards each epoch is divided, over all ranks; None for one for each worker.
         self.splits: int | None = None
         self._shards: Sequence[Shard] = ()
@@ -194,7 +195,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self._num_workers == "auto":
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
-        resumed = self._resumed()
+        resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
+        self._resumed, self._ask_rank = _none, _none  # both refer to the loader
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -249,7 +251,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _own_shards(self) -> Sequence[Shard]:
         """The shards of an epoch that begins: one for each worker, or the splits of this rank."""
         if self.splits is not None:
-            rank, ranks, _ = self._ranks() or (0, 1, False)
+            rank, ranks, _ = self._rank
             if ranks > self.splits:
                 raise ValueError(
                     f"{ranks} ranks cannot share {self.splits} splits: use at least as many splits as ranks"
@@ -308,7 +310,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
         """Notes whether the time of each pipe is taken, and the shards of a loaded state."""
-        self._full_stats, self._resumed, self._ranks = full_stats, resumed, ranks
+        self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def divide_into(self, splits: int) -> bool:
         """Divides each epoch into so many shards, over all ranks."""
@@ -327,7 +329,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
-        if self.splits is not None and self._ranks() is not None:
+        if self.splits is not None and self._rank[1] > 1:
             raise TypeError("it depends on the rank how many of the splits it has")
         return Shares(workers=self.splits or self.num_workers)
 
