@@ -25,6 +25,7 @@ __all__ = [
     "Shares",
     "contract_of",
     "divided",
+    "in_shards",
 ]
 
 #: A number of items that are read ahead, or that it is to be chosen.
@@ -161,9 +162,12 @@ class ReadingServiceInterface(ABC):
         """The service that runs an epoch with shards that workers have begun. By default this service."""
         return self
 
-    def divide_into(self, splits: int) -> bool:
-        """Divides each epoch into so many shards, over all ranks; returns whether the service does that."""
+    def runs_shards(self) -> bool:
+        """Whether the service can run several shards of an epoch."""
         return False
+
+    def divide_into(self, splits: int) -> None:  # noqa: B027 - optional
+        """Divides each epoch into so many shards, over all ranks, if the service runs shards."""
 
     def count_items(self, datapipe: DataPipe) -> int | None:
         """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
@@ -304,16 +308,28 @@ def contract_of(service: Any) -> ReadingServiceInterface:
     return _NoService() if service is None else _Answers(service)
 
 
+def in_shards(service: Any) -> ReadingServiceInterface:
+    """The service that runs a graph in shards, in the place of a service or of none: in its workers, or in main."""
+    from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+    from torchdata.dataloader2.services.sequential import SequentialReadingService
+
+    contract = contract_of(service).with_shards()
+    if contract.runs_shards() or isinstance(contract, _Answers):
+        return contract
+    return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
+
+
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
     """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
 
     Raises:
         ValueError: the service cannot run shards.
     """
-    contract = contract_of(service).with_shards()
-    if not contract.divide_into(splits):
+    contract = in_shards(service)
+    if not contract.runs_shards():
         raise ValueError(
             f"splits={splits} needs a reading service of this package that runs the graph, and "
             f"{type(service).__name__} does not run shards"
         )
+    contract.divide_into(splits)
     return contract

@@ -237,8 +237,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
-        if self.num_workers > 1 and no_functions and not replaced_functions():
-            warn_of_silent_findings(graph, self.num_workers)
+        shards = self.splits or self.num_workers
+        if shards > 1 and no_functions and not replaced_functions():
+            warn_of_silent_findings(graph, shards)
 
     def _context(self) -> BaseContext:
         """What starts the processes."""
@@ -312,10 +313,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         """Notes whether the time of each pipe is taken, and the shards of a loaded state."""
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
-    def divide_into(self, splits: int) -> bool:
+    def runs_shards(self) -> bool:
+        """It does."""
+        return True
+
+    def divide_into(self, splits: int) -> None:
         """Divides each epoch into so many shards, over all ranks."""
         self.splits = splits
-        return True
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:

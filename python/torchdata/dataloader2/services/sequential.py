@@ -188,10 +188,14 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """The services, each with shards."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
-    def divide_into(self, splits: int) -> bool:
-        """Divides each epoch into so many shards, if one of the services runs the graph."""
-        answers = [service.divide_into(splits) for service in self._contracts]
-        return any(answers)
+    def runs_shards(self) -> bool:
+        """Whether one of the services runs shards."""
+        return any(service.runs_shards() for service in self._contracts)
+
+    def divide_into(self, splits: int) -> None:
+        """Divides each epoch into so many shards."""
+        for service in self._contracts:
+            service.divide_into(splits)
 
     def has_workers(self) -> bool:
         """Whether one of the services has."""
