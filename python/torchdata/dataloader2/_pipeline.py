@@ -17,8 +17,8 @@ from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
-from torchdata.dataloader2.services.interface import in_shards as shards_in
 from torchdata.dataloader2.services.sequential import holds_nothing
+from torchdata.dataloader2.services.sharding import in_shards as running_shards
 from torchdata.dataloader2.state.identity import Identity
 from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -126,7 +126,7 @@ class Pipeline:
             full_stats: whether the time of each pipe is taken.
         """
         if in_shards:
-            self.service = shards_in(self.service)
+            self.service = running_shards(self.service)
         if self.service is None:
             return
         try:

@@ -186,7 +186,7 @@ class BatchRecorder(Recorder):
         self._epochs += 1
         self._final = None
         self._note_beginning()
-        iterator.count_into(self._counting.board, MAIN_PAGE, row)
+        self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
         """The epoch is over, and its workers are about to end unless they live on."""

@@ -24,8 +24,6 @@ __all__ = [
     "ReadingServiceInterface",
     "Shares",
     "contract_of",
-    "divided",
-    "in_shards",
 ]
 
 #: A number of items that are read ahead, or that it is to be chosen.
@@ -265,11 +263,6 @@ class _NoService(ReadingServiceInterface):
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
 
-    def with_shards(self) -> ReadingServiceInterface:
-        from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
-
-        return MultiProcessingReadingService.without_workers()
-
     def count_items(self, datapipe: DataPipe) -> int:
         return len(datapipe)
 
@@ -306,30 +299,3 @@ def contract_of(service: Any) -> ReadingServiceInterface:
     if isinstance(service, ReadingServiceInterface):
         return service
     return _NoService() if service is None else _Answers(service)
-
-
-def in_shards(service: Any) -> ReadingServiceInterface:
-    """The service that runs a graph in shards, in the place of a service or of none: in its workers, or in main."""
-    from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
-    from torchdata.dataloader2.services.sequential import SequentialReadingService
-
-    contract = contract_of(service).with_shards()
-    if contract.runs_shards() or isinstance(contract, _Answers):
-        return contract
-    return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
-
-
-def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
-
-    Raises:
-        ValueError: the service cannot run shards.
-    """
-    contract = in_shards(service)
-    if not contract.runs_shards():
-        raise ValueError(
-            f"splits={splits} needs a reading service of this package that runs the graph, and "
-            f"{type(service).__name__} does not run shards"
-        )
-    contract.divide_into(splits)
-    return contract

@@ -16,10 +16,10 @@ use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use torchdata_core::stats::PipeRef;
 
 use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
-use crate::transport::stats::PyStatsBoard;
 
 /// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
 /// which returns a tuple of the item, or None if it must wait again.
@@ -27,6 +27,13 @@ use crate::transport::stats::PyStatsBoard;
 pub struct HandingIterator {
     turn: Py<Turn>,
     meter: Meter,
+}
+
+impl HandingIterator {
+    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
+        self.meter.count_into(py, pipe);
+    }
 }
 
 #[pymethods]
@@ -41,12 +48,6 @@ impl HandingIterator {
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
-    }
-
-    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
-    fn count_into(&self, py: Python<'_>, board: &PyStatsBoard, page: usize, pipe: usize) -> PyResult<()> {
-        self.meter.count_into(py, board.pipe(page, pipe)?);
-        Ok(())
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -14,13 +14,13 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use torchdata_core::process::{fork, watching};
+use torchdata_core::stats::PipeRef;
 
 use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
-use crate::transport::stats::PyStatsBoard;
 
 /// A turn that is closed counts as so many threads that wait.
 const CLOSED: usize = 1 << 32;
@@ -217,6 +217,13 @@ pub struct SharedIterator {
     meter: Meter,
 }
 
+impl SharedIterator {
+    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
+        self.meter.count_into(py, pipe);
+    }
+}
+
 #[pymethods]
 impl SharedIterator {
     #[new]
@@ -229,12 +236,6 @@ impl SharedIterator {
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
-    }
-
-    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
-    fn count_into(&self, py: Python<'_>, board: &PyStatsBoard, page: usize, pipe: usize) -> PyResult<()> {
-        self.meter.count_into(py, board.pipe(page, pipe)?);
-        Ok(())
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -13,8 +13,17 @@ use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, PipeRef, Role,
 use crate::descriptors::{duplicate, take_fd};
 use crate::errors;
 use crate::pipes::clocking;
+use crate::pipes::handing::HandingIterator;
 use crate::pipes::metering::add_work;
 use crate::pipes::token::IterationToken;
+use crate::pipes::turn::SharedIterator;
+
+/// The iterators whose items are counted.
+#[derive(FromPyObject)]
+enum Counted<'py> {
+    Shared(Bound<'py, SharedIterator>),
+    Handing(Bound<'py, HandingIterator>),
+}
 
 /// Counters of all processes of a loader, in memory that they share.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
@@ -137,6 +146,16 @@ impl PyStatsBoard {
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
+        }
+        Ok(())
+    }
+
+    /// Counts and times the items of an iterator's epoch, which begins with the next one, at a pipe of the page of main.
+    fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
+        let pipe = self.pipe(page, pipe)?;
+        match iterator {
+            Counted::Shared(iterator) => iterator.get().count_into(py, pipe),
+            Counted::Handing(iterator) => iterator.get().count_into(py, pipe),
         }
         Ok(())
     }

@@ -1,0 +1,40 @@
+"""The reading service that runs a loader's graph in shards.
+
+Role: pure functions, in main: where an epoch resumes in shards that others have begun, or has a fixed number of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
+from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+from torchdata.dataloader2.services.sequential import SequentialReadingService
+
+__all__ = ["divided", "in_shards"]
+
+
+def in_shards(service: Any) -> ReadingServiceInterface:
+    """The service that runs a graph in shards, in the place of a service or of none: in its workers, or in main."""
+    if service is None:
+        return MultiProcessingReadingService.without_workers()
+    contract = contract_of(service).with_shards()
+    if contract.runs_shards() or (contract is not service and not isinstance(service, ReadingServiceInterface)):
+        return contract  # it does, or is none of this package's
+    return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
+
+
+def divided(service: Any, splits: int) -> ReadingServiceInterface:
+    """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
+
+    Raises:
+        ValueError: the service cannot run shards.
+    """
+    contract = in_shards(service)
+    if not contract.runs_shards():
+        raise ValueError(
+            f"splits={splits} needs a reading service of this package that runs the graph, and "
+            f"{type(service).__name__} does not run shards"
+        )
+    contract.divide_into(splits)
+    return contract
