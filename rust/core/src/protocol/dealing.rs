@@ -63,16 +63,21 @@ impl Dealing {
     /// before one that wants none yet, so that nobody waits for a reader that waits for another one.
     #[inline]
     pub fn next_of_shards(&mut self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
-        let mut waiting = None;
+        let (mut waiting, mut again) = (None, false);
         // Each reader is asked once: a grant that arrives between two questions would look as if nobody wanted more.
         let target = self.turn.choose(|reader| {
             let permit = permit(reader);
             if permit == Permit::Wait {
                 waiting.get_or_insert(reader);
             }
-            permit == Permit::Now
+            again = permit == Permit::Again;
+            again || permit == Permit::Now
         });
-        target.map_or(waiting.map_or(Deal::Nobody, Deal::WaitFor), Deal::To)
+        match target {
+            Some(target) if again => Deal::Skip(target),
+            Some(target) => Deal::To(target),
+            None => waiting.map_or(Deal::Nobody, Deal::WaitFor),
+        }
     }
 
     /// The readers that have not got their end.
