@@ -10,7 +10,8 @@ loaded position, or the position where the last epoch was left.
 A position within an epoch is restored by `load_state_dict`. A position between two epochs is reached in the same way as
 in the saved run: the iterable is put to where the last epoch was left, takes one step (which ends that epoch, or gives
 an item that is dropped), and is then iterated over anew. So its own counts (epochs, draws of a generator) are
-those of the saved run.
+those of the saved run. An iterable whose next iteration goes on where the last one was left would lose that item, so it
+is given its state again.
 
 Some iterables, such as those of Hugging Face, take a loaded state not once but in each later iteration. An iterable
 that has the same state after the first item of a new epoch as after the first item after the load is of that kind. It
