@@ -10,8 +10,8 @@ loaded position, or the position where the last epoch was left.
 A position within an epoch is restored by `load_state_dict`. A position between two epochs is reached in the same way as
 in the saved run: the iterable is put to where the last epoch was left, takes one step (which ends that epoch, or gives
 an item that is dropped), and is then iterated over anew. So its own counts (epochs, draws of a generator) are
-those of the saved run. An iterable whose next iteration goes on where the last one was left would lose that item, so it
-is given its state again.
+those of the saved run. Some iterables continue in the next iteration where the last one stopped. They would lose that
+item, so they are given their state again.
 
 Some iterables, such as those of Hugging Face, take a loaded state not once but in each later iteration. An iterable
 that has the same state after the first item of a new epoch as after the first item after the load is of that kind. It
@@ -291,9 +291,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Brings the iterable to where an epoch that ends at the loaded position has left it, before any later item.
 
-        Some iterables go on there in the next epoch. They must be given the position again, because an item that they
-        give here would be missing. Others start over, once they have taken the position with an item. One that goes on
-        stands after a first step and the first item of another iteration where it stands after two steps.
+        The next iteration of some iterables continues at that position. These are given the position again, because the
+        step has read an item. Others begin anew, once a step has made them take the position. To tell them apart, the
+        state after a step and the first item of another iteration is compared with the state after two steps. If an
+        iterable continues, they are equal.
 
         Returns the item of the last step.
         """
@@ -307,10 +308,10 @@ class StatefulStream:
         self._step()
         if self._after_load is not _END:
             self._step()
-        goes_on = anew is not _UNKNOWN and is_same(anew, self._after_load)
+        continues = anew is not _UNKNOWN and is_same(anew, self._after_load)
         self._take(*self._base)
         self._after_load = _UNKNOWN
-        return item if goes_on else self._step()
+        return item if continues else self._step()
 
     def _step(self) -> Any:
         """Lets a loaded iterable take up its position. Returns the item that it gives there."""
