@@ -10,7 +10,8 @@ loaded position, or the position where the last epoch was left.
 A position within an epoch is restored by `load_state_dict`. A position between two epochs is reached in the same way as
 in the saved run: the iterable is put to where the last epoch was left, takes one step (which ends that epoch, or gives
 an item that is dropped), and is then iterated over anew. So its own counts (epochs, draws of a generator) are
-those of the saved run.
+those of the saved run. Some iterables continue in the next iteration where the last one stopped. They would lose that
+item, so they are given their state again.
 
 Some iterables, such as those of Hugging Face, take a loaded state not once but in each later iteration. An iterable
 that has the same state after the first item of a new epoch as after the first item after the load is of that kind. It
@@ -172,10 +173,11 @@ class StatefulStream:
         #: The state of the iterable and of its iterator, as long as `_unread`; whether the epoch before was over then.
         self._base: Any = _UNKNOWN
         self._follows_end = False
-        #: Whether the iterable was never iterated over, and its state then; that after the very first item; and that
-        #: after the first item behind the last load, which is unknown once a later epoch has begun.
-        self._is_new = True
-        self._pristine: Any = _UNKNOWN
+        #: Whether the iterable was given no state, and asked for no item.
+        self._is_untouched = True
+        #: Its state before it was ever iterated over, None until then; that after the very first item; and that after
+        #: the first item behind the last load, which is unknown once a later epoch has begun.
+        self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
 
@@ -196,16 +198,16 @@ class StatefulStream:
 
     def begin(self) -> Iterator[Any]:
         """Begins an epoch, and returns an iterator over it."""
-        if self._unread and not self._is_new:  # a position that was loaded and left: the next epoch follows from it
+        if self._unread:  # a position that was loaded and left: the next epoch follows from it
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
-                    self.ended = self._step() is _END
+                    self.ended = self._leave() is _END
         left, self._base = self._base, _UNKNOWN if self._is_exact else self._asked()
         has_stayed = self._unread and not self._loaded and is_same(left, self._base)
         self._follows_end = self.ended or (self._follows_end and has_stayed)
-        if self._is_new:
-            self._is_new, self._pristine = False, self._base
+        if self._pristine is None:
+            self._pristine = self._base
         self.started = self.ended = False
         self._unread, self._loaded, self._turns = True, False, False
         self.iterator = self._iterate()
@@ -215,12 +217,15 @@ class StatefulStream:
         """Restores a position, and returns an iterator over the rest of the epoch."""
         base: Any = state.own, state.inner
         is_there = False
-        if self._is_new:
-            self._is_new, self._pristine = False, _UNKNOWN if self._is_exact else self._asked()
-            is_there = not state.started and self._pristine is not _UNKNOWN and is_same(state.own, self._pristine[0])
+        now: Any = _UNKNOWN if self._is_exact else self._asked()
+        if self._pristine is None:
+            self._pristine = now
+        if self._is_untouched and not state.started and self._pristine is not _UNKNOWN and now is not _UNKNOWN:
+            is_there = is_same(state.own, self._pristine[0]) and is_same(state.own, now[0])
         if is_there:
             base, self.iterator = self._pristine, self._iterate()
         else:
+            self._is_untouched = False
             self._take(*base)
         self.started, self.ended = state.started, state.started and state.ended
         self._follows_end = state.ended and not state.started
@@ -271,15 +276,42 @@ class StatefulStream:
         """Reaches the position, if that was put off until an item is asked for."""
         if not self._turns:
             return
-        item = self._step()
+        is_end = self.ended or self._follows_end
+        is_beginning = not is_end and self._after_first is _UNKNOWN and is_same(self._base, self._pristine)
+        item = self._leave() if is_beginning else self._step()
         self._turns = False
-        if item is not _END and (self.ended or self._follows_end):  # it was ready for the next epoch
+        if item is not _END and is_end:  # it was ready for the next epoch
             give(self._iterable, self._base[0])
             self._after_load = _UNKNOWN
         elif self._is_first(item):
             return
         if not self.ended:
             self.iterator = self._iterate()
+
+    def _leave(self) -> Any:
+        """Brings the iterable to where an epoch that ends at the loaded position has left it, before any later item.
+
+        The next iteration of some iterables continues at that position. These are given the position again, because the
+        step has read an item. Others begin anew, once a step has made them take the position. To tell them apart, the
+        state after a step and the first item of another iteration is compared with the state after two steps. If an
+        iterable continues, they are equal.
+
+        Returns the item of the last step.
+        """
+        item = self._step()
+        if item is _END or not is_stateful(self._iterable):
+            return item
+        self.iterator = self._iterate()
+        self._step()
+        anew = self._after_load
+        self._take(*self._base)
+        self._step()
+        if self._after_load is not _END:
+            self._step()
+        continues = anew is not _UNKNOWN and is_same(anew, self._after_load)
+        self._take(*self._base)
+        self._after_load = _UNKNOWN
+        return item if continues else self._step()
 
     def _step(self) -> Any:
         """Lets a loaded iterable take up its position. Returns the item that it gives there."""
@@ -324,7 +356,7 @@ class StatefulStream:
 
     def _first(self) -> Any:
         """The first item since an epoch was begun or a state loaded."""
-        self.started = True
+        self.started, self._is_untouched = True, False
         self._arrive()
         if self.ended:  # when the state was saved
             raise StopIteration

@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from torch.utils.data import SequentialSampler
 
+from node_streams import GOING_ON
 from restarted import pids_of
 from streams_of_users import (
     STATEFUL,
@@ -31,8 +32,8 @@ from streams_of_users import (
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
+from torchdata.nodes import Header, Loader, MapStyleWrapper, ParallelMapper, Prefetcher
 from torchdata.nodes import IterableWrapper as Node
-from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 SIZE = 9
@@ -153,6 +154,33 @@ def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None
 def test_a_chain_of_loaders_with_workers_gives_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
     check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
+
+
+HEADS: dict[str, Make] = {
+    "wrapper": lambda stream: of_pipe(IterableWrapper(stream).header(4)),
+    "wrapper without copies": lambda stream: of_pipe(IterableWrapper(stream, deepcopy=False).header(4)),
+    "node": lambda stream: Loader(Header(Node(stream), 4)),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize("stream", [*STATEFUL, *GOING_ON])
+def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
+    stream: Any, has_ended: bool, name: str
+) -> None:
+    loader = HEADS[name](stream(SIZE))
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    if has_ended:
+        assert next(iterator, None) is None
+    state = state_of(loader)
+    expected = Reader(loader).finish(3)
+    later = HEADS[name](stream(SIZE))
+    later.load_state_dict(state)
+    epochs = Reader(later).finish(4)
+    assert (epochs[:3] if epochs[0] else epochs[1:]) == expected
 
 
 @pytest.mark.parametrize("name", MAIN)
