@@ -23,6 +23,7 @@ from torchdata.dataloader2 import (
     MultiProcessingReadingService,
     SequentialReadingService,
 )
+from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.state.places import lasts
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
@@ -333,3 +334,85 @@ def test_what_is_dispatched_resumes_with_as_many_workers_until_the_epoch_ends() 
             assert sorted(made) == list(range(ITEMS))
     with dispatched(0, state) as made, pytest.raises(ValueError, match="a dispatching process, which needs workers"):
         list(made)
+
+
+def split(workers: int, state: Any = None) -> DataLoader2[Any]:
+    pipe = even().filter(lambda item: item % 5 > 0).shuffle(buffer_size=3).map(drawn).batch(2)
+    made: DataLoader2[Any] = DataLoader2(pipe, num_workers=workers, splits=6)
+    if state is None:
+        made.seed(3)
+    else:
+        made.load_state_dict(state)
+    return made
+
+
+def test_with_splits_epochs_are_the_same_for_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAWS", "1")
+    whole: list[Any] = []
+    for workers in 0, 1, 2, 4, 6, 8:
+        with split(workers) as made:
+            epochs = [list(made), list(made)]
+            whole = whole or epochs
+            assert epochs == whole, workers
+    for old, new in [(2, 3), (3, 0), (0, 4), (6, 1)]:
+        with split(old) as made:
+            reading = iter(made)
+            head = [next(reading) for _ in range(7)]
+            state = pickle.loads(pickle.dumps(made.state_dict()))
+        with split(new, state) as made:
+            assert head + list(made) == whole[0], (old, new)
+            assert list(made) == whole[1], (old, new)
+
+
+def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
+    def body(group: ThreadGroup) -> Any:
+        inner = service(workers)
+        if ranks > 1:
+            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
+        made: DataLoader2[Any] = DataLoader2(RANKED["shuffle"](), ShardingPolicy(splits=12), inner)
+        if states is None:
+            made.seed(3)
+        else:
+            made.load_state_dict(states if len(states) > 1 else states[0])
+        with made:
+            reading = iter(made)
+            got = list(reading) if count is None else [next(reading) for _ in range(count)]
+            return got, made.state_dict()
+
+    return in_ranks(ranks, body)
+
+
+def in_steps(by_rank: list[Any]) -> list[Any]:
+    """The items of all ranks, step by step."""
+    return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
+
+
+@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0)), ((2, 3), (12, 1))])
+def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new: Any) -> None:
+    whole = in_steps(of_split_ranks(1, 2, None))
+    assert in_steps(of_split_ranks(*new, None)) != whole, "ranks agree on a seed of their own"
+    whole = in_steps(of_split_ranks(2, 1, None))
+    assert in_steps(of_split_ranks(*old, None)) == whole
+    count = 12 // old[0]
+    begun = of_split_ranks(*old, count)
+    rest = in_steps(of_split_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(begun)}))
+    assert in_steps(begun) + rest == whole
+
+
+def test_what_cannot_be_split_is_refused_by_name() -> None:
+    class Own:
+        def initialize(self, datapipe: Any) -> Any:
+            return datapipe
+
+        def initialize_iteration(self, *given: Any) -> None:
+            pass
+
+        def finalize(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="splits=4 needs a reading service of this package.*Own"):
+        DataLoader2(source(), ShardingPolicy(splits=4), Own())
+    with pytest.raises(ValueError, match="splits"):
+        ShardingPolicy(splits=0)
+    with pytest.raises(ValueError, match="splits"):
+        DataLoader2(source(), splits=0)

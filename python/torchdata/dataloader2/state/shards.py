@@ -70,11 +70,7 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
         ValueError: a rank was at an item that it had not given yet.
     """
     old = len(places)
-    if any(place["drop"] or place["graph"] is not None for place in places.values()):
-        raise ValueError(
-            "a pipe in the main process held items when this state was saved with another number of ranks. Load the "
-            "state with as many ranks, or save one between two epochs"
-        )
+    places = {number: _without_held(place) for number, place in places.items()}
     if any(place["workers"]["dispatches"] for place in places.values()):
         raise ValueError(
             "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
@@ -103,6 +99,26 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
     workers = {**first["workers"], "workers": entries, "turn": turn, "dispatching": None}
     processes = [len(own), False, first["workers"]["in_order"]]
     return {**first, "given": given, "workers": workers, "processes": processes, "shards": names}, shards
+
+
+def _without_held(place: dict[str, Any]) -> dict[str, Any]:
+    """A place behind the items that were given, whatever pipes in main held: the shards make the items again.
+
+    Raises:
+        ValueError: it is not known which shards the held items are of.
+    """
+    if not place["drop"] and place["graph"] is None:
+        return place
+    entries, given = place["workers"]["workers"], place["given"]
+    read, count = sum(entry["given"][0] for entry in entries), len(entries)
+    if any(entry["given"][0] != len(range(shard, read, count)) for shard, entry in enumerate(entries)):
+        raise ValueError(
+            "a pipe in the main process held items when this state was saved with another number of ranks, and some "
+            "shards had ended. Load the state with as many ranks, or save one between two epochs"
+        )
+    anew = [{"given": (len(range(shard, given, count)), 0), "snapshot": None} for shard in range(count)]
+    workers = {**place["workers"], "workers": anew, "turn": given % count}
+    return {**place, "drop": 0, "graph": None, "generators": None, "workers": workers}
 
 
 def in_workers(place: dict[str, Any], pipes: int | None, *, alone: bool = False) -> dict[str, Any]:
