@@ -201,7 +201,7 @@ class EpochRunner:
         program = self.programs[place]
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
-        self.counting.bind(program.datapipe)
+        self.counting.bind(program.datapipe, place)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
         # A run that goes on from a snapshot reads; main has that snapshot, and does not wait for another.
         unread = announced and start.content is None

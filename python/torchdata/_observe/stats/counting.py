@@ -44,7 +44,7 @@ class Counting:
     def __init__(self, board: StatsBoard, page: int) -> None:
         self.board = board
         self.page = page
-        self._bound: Any = None
+        self._bound: dict[int, Any] = {}
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
@@ -72,11 +72,16 @@ class Counting:
         """Counts in main what workers send over links that are counted from that number on; `pages` are theirs."""
         collector.count_into(self.board, self.page, first, pages, True)
 
-    def bind(self, datapipe: Any) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already."""
-        if datapipe is self._bound:
+    def bind(self, datapipe: Any, shard: int = 0) -> None:
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already.
+
+        Args:
+            datapipe: the last pipe.
+            shard: which shard of this process it is; their counts are added up.
+        """
+        if datapipe is self._bound.get(shard):
             return
-        self._bound = datapipe
+        self._bound[shard] = datapipe
         rows = describe_pipes(datapipe, self.board.full)
         end = max(0, len(rows) - 1)  # a service may give an iterator that is no pipe
         if end >= PIPES:  # its items are the loader's: it takes the place of another one

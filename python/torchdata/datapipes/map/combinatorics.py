@@ -7,6 +7,7 @@ Run in the process that iterates the pipeline. They own the order of the current
 from __future__ import annotations
 
 import random
+import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
@@ -97,6 +98,10 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         return len(self.indices)
 
 
+#: By seed and length, the orders that are in use: the shards that one process runs have the same order.
+_orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
+
+
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
     """`random.Random(seed).sample(indices, len(indices))` backwards, because upstream takes from the end."""
     rng = random.Random(seed)
@@ -104,9 +109,14 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
         order = rng.sample(indices, len(indices))
         order.reverse()
         return order
-    _, state, _ = rng.getstate()
-    places = array("I", sample_order(array("I", state[:-1]).tobytes(), state[-1], len(indices)))
-    places.reverse()
+    key = None if seed is None else (seed, len(indices))
+    places = None if key is None else _orders.get(key)
+    if places is None:
+        _, state, _ = rng.getstate()
+        places = array("I", sample_order(array("I", state[:-1]).tobytes(), state[-1], len(indices)))
+        places.reverse()
+        if key is not None:
+            _orders[key] = places
     return places if isinstance(indices, range) else [indices[place] for place in places]
 
 
