@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import default_collate, default_convert
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._observe.stats.counting import Counting
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._pinning import pinned
@@ -32,8 +33,9 @@ class LocalPool:
         pin: copies a batch into pinned memory; None: it is given as it is.
     """
 
-    #: As of `Pool`: nothing is ordered, and nobody else ends it.
+    #: As of `Pool`: nothing is ordered, nobody else ends it, and it has no processes.
     is_ordered = False
+    pids: ClassVar[list[int]] = []
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
         self._job, self._pin = job, pin
@@ -46,6 +48,8 @@ class LocalPool:
         #: By shard, its place before its first batch, if it tells one.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
+        #: The counters of this process; None if nothing is counted.
+        self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: Shard | None) -> Iterator[None]:
@@ -88,7 +92,7 @@ class LocalPool:
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = Shard(job, number, "", is_local=True)
+                self._running = shard = Shard(job, number, "", is_local=True, counting=self.counting)
                 self._shards.append(shard)
                 units = shard.begin_epoch(True, shared_seed, fresh, Start(place))
                 self._units.append(units)
@@ -133,13 +137,13 @@ class _Unseen:
     """One of torch's functions, which is not to see a worker: it would make each batch in shared memory."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+        self.func = function  # as of a `partial`, so that statistics name it
 
     def __call__(self, samples: Any) -> Any:
         worker: Any = torch.utils.data._utils.worker
         info, worker._worker_info = worker._worker_info, None
         try:
-            return self._function(samples)
+            return self.func(samples)
         finally:
             worker._worker_info = info
 
@@ -152,6 +156,11 @@ class ShardsInProcessIterator(WorkersIterator):
     def _new_pool(self, loader: Any, job: Job) -> LocalPool:
         device = self._pin_memory_device
         return LocalPool(job, (lambda batch: pinned(batch, device)) if self._pin_memory else None)
+
+    def _count_into_pool(self) -> None:
+        how = self._reading
+        clock = self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn)
+        self._pool.counting = None if clock is None else self._recorder.counting  # each shard has a clock of its own
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands."""

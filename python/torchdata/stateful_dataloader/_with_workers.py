@@ -206,6 +206,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             restarts=self._restarts(loader),
         )
 
+    def _count_into_pool(self) -> None:
+        """Has the epoch counted that is about to begin."""
+        self._recorder.begin_in(self, self._pool)
+
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
         """What makes those that take the places of workers that die; None: a death is an error."""
         return None
@@ -303,7 +307,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         #: By worker: which of these are its.
         self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._first, self._next_worker = 0, first, first
-        self._recorder.begin_in(self, self._pool)
+        self._count_into_pool()
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
         if self._pool.told is not None:
             self._unheard = set()

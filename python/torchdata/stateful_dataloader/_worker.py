@@ -231,7 +231,7 @@ class Shard:
             self.reader = Reader(reading, self.watch.states)
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
-                self.reader.time_by(bind_reading(self.counting, *how)[0])
+                self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
         if place is not None:
             self.reader.restore(place)
         if place is None or fresh:

@@ -141,18 +141,27 @@ def _go_on_here_and_there(backend: Spawned, make: Any) -> None:
 
 @not_on_one_node
 @pytest.mark.parametrize("is_far_first", [True, False])
-def test_a_state_goes_on_with_another_number_of_workers(backend: Spawned, is_far_first: bool) -> None:
-    def make() -> Any:
-        return IterableWrapper(range(100)).sharding_filter()
-
+def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned, is_far_first: bool) -> None:
+    make = PIPELINES["random"]
     first, second = (backend.service, local) if is_far_first else (local, backend.service)
     with DataLoader2(make(), reading_service=first(3)) as loader:
+        loader.seed(5)
         iterator = iter(loader)
-        got = [next(iterator) for _ in range(17)]
+        for _ in range(17):
+            next(iterator)
         state = pickle.dumps(loader.state_dict())
+        rest = list(iterator)
     with DataLoader2(make(), reading_service=second(2)) as loader:
         loader.load_state_dict(pickle.loads(state))
-        assert sorted([*got, *loader]) == list(range(100))
+        iterator = iter(loader)
+        begun = [next(iterator) for _ in range(5)]
+        state = pickle.dumps(loader.state_dict())
+        assert begun + list(iterator) == rest
+        assert len(list(loader)) == 100
+        assert len(loader.worker_pids()) == 2
+    with DataLoader2(make(), reading_service=first(4)) as loader:
+        loader.load_state_dict(pickle.loads(state))
+        assert begun + list(loader) == rest
 
 
 # -- exits ------------------------------------------------------------------------------------------------------------

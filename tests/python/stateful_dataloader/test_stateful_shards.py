@@ -388,3 +388,21 @@ def test_a_new_process_goes_on(form: Any, after: int, tmp_path: Any) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([python_path(), support])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == repr(batches[4:])
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
+def test_the_statistics_count_what_all_shards_read(after: int) -> None:
+    batches, states = epoch_of(Plain, 3)
+    rest = resumed(states[0], Plain, after, stats="full")
+    begun = iter(rest)
+    found = [next(begun)]
+    assert len(rest.worker_pids()) == min(after, 3)
+    assert found + list(begun) == batches
+    counts = {pipe.name: pipe.items_out for pipe in rest.stats().merged_pipes()}
+    assert counts == {"Plain.__iter__": SAMPLES, "as_it_is": len(batches), "StatefulDataLoader": len(batches)}
+
+
+def test_the_statistics_name_torch_s_function_of_batches() -> None:
+    rest = resumed(epoch_of(Plain, 2, collate_fn=None)[1][0], Plain, 0, collate_fn=None)
+    list(rest)
+    assert "default_collate" in [pipe.name for pipe in rest.stats().merged_pipes()]

@@ -113,6 +113,9 @@ class LocallyRemote(MultiProcessingReadingService):
         super().__init__(*args, **options)
         self.hosts = seed, chunk_bytes, delay
 
+    def _workers_for(self, shards: int) -> int:
+        return shards
+
     def _context(self) -> Any:
         self.made = LocalHosts(*self.hosts)
         return self.made

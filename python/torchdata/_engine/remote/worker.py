@@ -246,7 +246,8 @@ class RemoteWorker(ChildProcess):
         self._board.set_place(self._setup.index, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
-        carrier = Carrier(lines.control.shared, lines.outputs[0].shared, bells, setup.index, MAIN)
+        (output,) = lines.outputs  # a worker there runs one shard
+        carrier = Carrier(lines.control.shared, output.shared, bells, setup.index, MAIN)
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:

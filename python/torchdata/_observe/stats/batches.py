@@ -170,6 +170,11 @@ class BatchRecorder(Recorder):
         self._begin(iterator, row)
         return clock
 
+    @property
+    def counting(self) -> Counting | None:
+        """The page of this process; None if nothing is counted."""
+        return self._counting
+
     def begin_in(self, iterator: Any, pool: Any) -> None:
         """An epoch begins that the workers of a pool read."""
         if self._processes is not pool:
