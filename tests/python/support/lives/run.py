@@ -244,8 +244,8 @@ class Run:
         if life.moves and way != "from state":
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
         elif life.kind == "workers" and way != "from state":
-            # The next epoch has a shard for each worker, so the number is that of the life again before that begins.
-            self.workers = None if between or self.is_left else dice.choice(life.numbers())
+            # An epoch that begins has a shard for each worker, so the number is that of the life again before that.
+            self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
         self.did.append(f"go on {way} from {at}, {'as before' if self.workers is None else self.workers}")
@@ -358,6 +358,8 @@ def go_on_from(
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
+    if not (given or life.moves):  # the epoch begins, with a shard for each worker
+        workers = None
     begin(98)
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     life.arm(number)
