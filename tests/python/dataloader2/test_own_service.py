@@ -233,8 +233,7 @@ def test_its_statistics_are_those_of_main_and_what_it_says() -> None:
     assert stats.pipes[0].items_out == 20
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_resumes(resumes: bool) -> None:
+def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_resumes() -> None:
     told: list[tuple[bool, int | None, RankInEpoch | None]] = []
 
     class Told(OwnService):
@@ -250,18 +249,26 @@ def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_res
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
             return self  # which tells this test
 
-    with DataLoader2(shuffled(), reading_service=OwnService()) as loader:
-        loader.seed(3)
-        items = iter(loader)
-        head = [next(items) for _ in range(4)]
-        state, rest = loader.state_dict(), list(items)
-    with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
-        loader.seed(3)
-        if resumes:
-            loader.load_state_dict(state)
-        assert list(loader) == (rest if resumes else head + rest)
-        list(loader)
-    assert told == [(True, 1 if resumes else None, None)]
+    for workers in (None, 0, 3):
+        with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
+            if workers is not None:
+                loader.load_state_dict(_state_after_one(workers))
+            if workers:
+                with pytest.raises(ValueError, match="in worker processes, and its pipeline runs elsewhere now"):
+                    list(loader)
+            else:
+                list(loader)
+                list(loader)
+    assert told == [(True, None, None), (True, None, None), (True, 3, None)]
+
+
+def _state_after_one(workers: int) -> dict[str, Any]:
+    service = MultiProcessingReadingService(workers) if workers else OwnService()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing divides the items among the workers
+        with loader_of(shuffled(), service) as loader:
+            next(iter(loader))
+            return loader.state_dict()
 
 
 class _Alone:
