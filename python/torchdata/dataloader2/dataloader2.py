@@ -341,10 +341,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._seeds.give(check_seed(seed))
 
     def skip(self, count: int) -> int:
-        """Skips the next items of the current epoch, or of a new one, for example broken data.
+        """Skips the next items of the current epoch, or of a new one.
 
-        The items are computed and dropped. With ranks, each rank skips items of its own share, so all ranks must call
-        this at the same step with the same number.
+        The items are computed and dropped. An item that cannot be computed raises its error as usual. With ranks, each
+        rank skips items of its own share, so all ranks must call this at the same step with the same number.
 
         Args:
             count: the number of items.

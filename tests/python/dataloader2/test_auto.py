@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: one choice when the loader starts, or the number of workers of a loaded state."""
+"""`num_workers="auto"`: one choice when the loader starts, also if it resumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_without_logging_the_line_is_printed() -> None:
 
 
 @pytest.mark.parametrize("saved_by", ["auto", 3])
-def test_a_state_inside_an_epoch_determines_the_number_and_the_order_stays(machine_of, saved_by) -> None:
+@pytest.mark.parametrize(("cores", "workers"), [(3, 2), (4, 3), (6, 5)])
+def test_the_shards_of_a_state_run_in_the_workers_that_are_chosen(machine_of, saved_by, cores, workers) -> None:
     machine_of(4)
     with DataLoader2(batches(), reading_service=MultiProcessingReadingService(saved_by, "fork")) as loader:
         loader.seed(9)
@@ -65,32 +66,25 @@ def test_a_state_inside_an_epoch_determines_the_number_and_the_order_stays(machi
         for _ in range(7):
             next(items)
         state = pickle.loads(pickle.dumps(loader.state_dict()))
-        expected = [list(items), *(list(loader) for _ in range(2))]
+        rest = list(items)
     assert state["iteration_state"]["processes"] == [3, False, True]
-    machine_of(16)
+    with DataLoader2(batches(), reading_service=MultiProcessingReadingService(workers, "fork")) as loader:
+        loader.load_state_dict(state)
+        expected = [list(loader) for _ in range(3)]
+    assert expected[0] == rest
+    machine_of(cores)
     with auto(batches()) as other:
         other.load_state_dict(state)
-        assert [list(other) for _ in range(3)] == expected
-        assert other.stats().choices == ('num_workers="auto": 3 workers, as in the loaded state',)
-    with DataLoader2(batches(), reading_service=MultiProcessingReadingService(3, "fork")) as fixed:
-        fixed.load_state_dict(state)
-        assert [list(fixed) for _ in range(3)] == expected
-
-
-def test_a_state_of_auto_loads_with_any_number_where_the_pipeline_allows_it(machine_of) -> None:
-    machine_of(4)
-    pipe = IterableWrapper(range(90)).shuffle().sharding_filter()
-    with auto(pipe) as loader:
-        loader.seed(2)
-        items = iter(loader)
-        for _ in range(40):
-            next(items)
-        state = loader.state_dict()
-        expected = list(items)
-    for workers in (1, 5):
-        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")) as other:
-            other.load_state_dict(state)
-            assert list(other) == expected
+        items = iter(other)
+        read = [next(items)]
+        running = min(workers, 3)  # each runs a shard or more
+        assert other.reading_service.engine_processes().num_workers == running
+        assert [[*read, *items], list(other)] == expected[:2]
+        assert other.reading_service.engine_processes().num_workers == workers
+        assert list(other) == expected[2]
+        assert other.reading_service.num_workers == workers
+        (choice,) = other.stats().choices
+        assert choice.startswith(f'num_workers="auto": {workers} workers: ')
 
 
 def test_functions_of_each_worker_and_free_order_are_allowed(machine_of) -> None:

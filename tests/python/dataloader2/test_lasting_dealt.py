@@ -19,6 +19,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.cutting import DispatchedSource
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.program import GraphProgram
+from torchdata.dataloader2.state.shards import Shard
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 from waiting import check_in_forked_child, wait_for
 
@@ -360,7 +361,7 @@ def test_an_epoch_that_interrupts_the_wait_for_that_end_begins_anew() -> None:
             raise Interrupted
 
         def program(opens: Callable[[], Iterator[int]]) -> GraphProgram:
-            made = GraphProgram(DispatchedSource().shuffle(buffer_size=100), None, None)
+            made = GraphProgram(DispatchedSource().shuffle(buffer_size=100), None, None, [Shard(0, 1)])
             made.prepare(ChildInfo(0, 1, False, opens, share))
             made.begin_epoch(seeds, None)
             return made

@@ -1,4 +1,4 @@
-"""A user's batching pipe declares how many items it reads for each batch, and is divided like `batch`."""
+"""A user's batching pipe behind the sharding resumes with any number of workers, like `batch`."""
 
 from __future__ import annotations
 
@@ -33,26 +33,6 @@ class Tuples(IterDataPipe[tuple[int, ...]]):
         return len(self.source) // self.size if self.drop_last else -(-len(self.source) // self.size)
 
 
-class Told(Tuples):
-    """The same, which says how many items it reads."""
-
-    iteration_state = ()
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return super().__iter__()
-
-    def reads_per_item(self) -> int:
-        return self.size
-
-
-class ReadsOtherwise(Told):
-    """Overrides `__iter__` without a declaration."""
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        for first, *rest in super().__iter__():
-            yield (*rest, first)
-
-
 def loader_of(batching: Any, workers: int, size: int = 31, **options: Any) -> DataLoader2[Any]:
     pipe = batching(IterableWrapper(range(size)).sharding_filter(), SIZE, **options)
     service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
@@ -61,12 +41,12 @@ def loader_of(batching: Any, workers: int, size: int = 31, **options: Any) -> Da
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 0), (0, 2)])
 def test_what_is_left_of_an_epoch_is_shared_out_among_another_number_of_workers(before: int, after: int) -> None:
-    with loader_of(Told, before) as loader:
+    with loader_of(Tuples, before) as loader:
         iterator = iter(loader)
         first = list(islice(iterator, 4))
         state = loader.state_dict()
         rest = list(iterator)
-    with loader_of(Told, after) as other:
+    with loader_of(Tuples, after) as other:
         other.load_state_dict(state)
         assert list(other) == rest
     assert [item for batch in first + rest for item in batch] == list(range(31))
@@ -76,7 +56,7 @@ def test_its_items_are_the_same_as_those_of_batch() -> None:
     def ours(source: Any, size: int) -> Any:
         return source.batch(size).map(tuple)
 
-    with loader_of(Told, 2) as loader, loader_of(ours, 2) as other:
+    with loader_of(Tuples, 2) as loader, loader_of(ours, 2) as other:
         assert list(loader) == list(other)
 
 
@@ -85,51 +65,10 @@ def test_its_items_are_the_same_as_those_of_batch() -> None:
 @pytest.mark.parametrize("count", [1, 5, 9, 10, 11, 20])
 def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> None:
     with (
-        loader_of(Told, 0, size, drop_last=drop_last) as loader,
-        loader_of(Told, 0, size, drop_last=drop_last) as whole,
+        loader_of(Tuples, 0, size, drop_last=drop_last) as loader,
+        loader_of(Tuples, 0, size, drop_last=drop_last) as whole,
     ):
         items = list(whole)
         assert loader.skip(count) == min(count, len(items))
         # After the end the next epoch begins.
         assert list(loader) == (items[count:] if count <= len(items) else items)
-
-
-def test_skip_does_not_make_what_stands_behind_it() -> None:
-    made: list[Any] = []
-
-    def noted(batch: Any) -> Any:
-        made.append(batch)
-        return batch
-
-    pipe = Told(IterableWrapper(range(31)), SIZE).map(noted)
-    with DataLoader2(pipe) as loader:
-        assert loader.skip(4) == 4
-        rest = list(loader)
-    assert made == rest
-    assert len(rest) == 7
-
-
-@pytest.mark.parametrize("batching", [Tuples, ReadsOtherwise])
-def test_one_that_says_nothing_of_its_iter_is_refused_by_name_and_told_what_to_say(batching: type[Tuples]) -> None:
-    with loader_of(batching, 2) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-    with loader_of(batching, 3) as other:
-        other.load_state_dict(state)
-        with pytest.raises(
-            ValueError, match=rf"{batching.__name__}, which stands behind the sharding.*`reads_per_item`"
-        ):
-            iter(other)
-
-
-def test_a_number_that_is_none_is_refused() -> None:
-    class Half(Told):
-        def __iter__(self) -> Iterator[tuple[int, ...]]:
-            return super().__iter__()
-
-        def reads_per_item(self) -> Any:
-            return 0.5
-
-    with loader_of(Half, 0) as loader, pytest.raises(TypeError, match="reads_per_item of Half"):
-        loader.skip(2)

@@ -10,7 +10,7 @@ import copy
 import queue
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
     MultiProcessingReadingService,
+    RankInEpoch,
     ReadingServiceInterface,
     SequentialReadingService,
     Shares,
@@ -232,20 +233,42 @@ def test_its_statistics_are_those_of_main_and_what_it_says() -> None:
     assert stats.pipes[0].items_out == 20
 
 
-def test_it_is_told_of_the_time_of_pipes_and_how_many_workers_there_were() -> None:
-    told: list[tuple[bool, int | None]] = []
+def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_resumes() -> None:
+    told: list[tuple[bool, int | None, RankInEpoch | None]] = []
 
     class Told(OwnService):
-        def before_initialize(self, full_stats: bool, workers: int | None) -> None:
-            told.append((full_stats, workers))
+        def before_initialize(
+            self,
+            full_stats: bool,
+            resumed: Callable[[], Sequence[Any] | None],
+            ranks: Callable[[], RankInEpoch | None],
+        ) -> None:
+            shards = resumed()
+            told.append((full_stats, None if shards is None else len(shards), ranks()))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
             return self  # which tells this test
 
-    with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
-        list(loader)
-        list(loader)
-    assert told == [(True, None)]
+    for workers in (None, 0, 3):
+        with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
+            if workers is not None:
+                loader.load_state_dict(_state_after_one(workers))
+            if workers:
+                with pytest.raises(ValueError, match="in worker processes, and its pipeline runs elsewhere now"):
+                    list(loader)
+            else:
+                list(loader)
+                list(loader)
+    assert told == [(True, None, None), (True, None, None), (True, 3, None)]
+
+
+def _state_after_one(workers: int) -> dict[str, Any]:
+    service = MultiProcessingReadingService(workers) if workers else OwnService()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing divides the items among the workers
+        with loader_of(shuffled(), service) as loader:
+            next(iter(loader))
+            return loader.state_dict()
 
 
 class _Alone:

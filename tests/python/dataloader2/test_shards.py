@@ -416,3 +416,29 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         ShardingPolicy(splits=0)
     with pytest.raises(ValueError, match="splits"):
         DataLoader2(source(), splits=0)
+
+
+@pytest.mark.parametrize("behind", ["held", "batched"])
+@pytest.mark.parametrize("given", [3, 9, 20])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, behind: str) -> None:
+    def loader(number: int) -> DataLoader2[Any]:
+        pipe = IterableWrapper(range(90)).shuffle().sharding_filter().batch(2).pin_memory(pin_memory_fn=_unpinned)
+        pipe = pipe.prefetch(3) if behind == "held" else pipe.batch(2)
+        service = MultiProcessingReadingService(number) if number else InProcessReadingService()
+        return DataLoader2(pipe, reading_service=service)
+
+    with loader(0) as run:
+        run.seed(5)
+        reading = iter(run)
+        for _ in range(given):
+            next(reading)
+        state = pickle.loads(pickle.dumps(run.state_dict()))
+        rest = list(reading)
+    with loader(workers) as run:
+        run.load_state_dict(state)
+        assert list(run) == rest
+
+
+def _unpinned(item: Any, device: Any = None) -> Any:
+    return item

@@ -1,45 +1,19 @@
-"""`DataLoader2.skip`: the same items as after reading, and what is not made for it."""
+"""`DataLoader2.skip`: it makes and drops items, and what follows is the same as after reading."""
 
 from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from waiting import wait_for
-
-pytestmark = pytest.mark.alone
-
-
-class Counting:
-    """A function, or data read by index, that notes in a file what it was asked for."""
-
-    def __init__(self, path: Path, length: int = 0) -> None:
-        self.path, self.length = path, length
-
-    def __call__(self, item: Any) -> Any:
-        with self.path.open("a") as file:
-            file.write(f"{item}\n")
-        return item
-
-    def __getitem__(self, index: int) -> int:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return int(self(index))
-
-    def __len__(self) -> int:
-        return self.length
-
-    @property
-    def asked(self) -> list[int]:
-        return [int(line) for line in self.path.read_text().split()] if self.path.exists() else []
 
 
 class Silent(IterDataPipe):
@@ -56,50 +30,21 @@ def many(item: int) -> list[int]:
     return [item] * (item % 3)
 
 
-#: By name: the pipeline over 200 items, and whether all that is skipped stays unmade in the main process, and in
-#: workers.
-PIPES: dict[str, tuple[Any, bool, bool]] = {
-    "a range": (lambda count: IterableWrapper(range(200)).sharding_filter().map(count), True, True),
-    "a list": (lambda count: IterableWrapper(list(range(200))).map(count).sharding_filter(), True, True),
-    "data read by index": (lambda count: IterableWrapper(Counting(count.path, 200)).sharding_filter(), True, True),
-    "a map pipe": (
-        lambda count: SequenceWrapper(range(200)).map(count).to_iter_datapipe().sharding_filter(),
-        True,
-        True,
+#: By name: the pipeline over 200 items.
+PIPES: dict[str, Callable[[], Any]] = {
+    "a range": lambda: IterableWrapper(range(200)).sharding_filter().map(str),
+    "a shuffled map pipe": lambda: SequenceWrapper(range(200)).map(str).shuffle().sharding_filter(),
+    "batches": lambda: IterableWrapper(range(200)).map(str).sharding_filter().batch(2),
+    "a shuffle buffer": lambda: IterableWrapper(range(200)).shuffle().sharding_filter().map(str),
+    "a shuffle behind the sharding": lambda: IterableWrapper(range(200)).sharding_filter().shuffle(buffer_size=9),
+    "a function of many items": lambda: IterableWrapper(range(200)).flatmap(many).sharding_filter().map(str),
+    "a share that is read ahead": lambda: IterableWrapper(range(200)).map(str).shuffle().sharding_filter().prefetch(3),
+    "a share that threads map": lambda: (
+        IterableWrapper(range(200)).sharding_filter().threadpool_map(str, max_workers=2)
     ),
-    "a shuffled map pipe": (
-        lambda count: SequenceWrapper(range(200)).map(count).shuffle().sharding_filter(),
-        True,
-        True,
-    ),
-    "batches": (lambda count: IterableWrapper(range(200)).map(count).sharding_filter().batch(2), True, True),
-    "a shuffle buffer": (lambda count: IterableWrapper(range(200)).shuffle().sharding_filter().map(count), True, True),
-    "a function of many items": (
-        lambda count: IterableWrapper(range(200)).flatmap(many).sharding_filter().map(count),
-        True,
-        True,  # though nobody knows how many there are
-    ),
-    "a share that is read ahead": (
-        lambda count: IterableWrapper(range(200)).map(count).shuffle().sharding_filter().prefetch(3),
-        False,  # whose buffers are full before
-        False,
-    ),
-    "a share that threads map": (
-        lambda count: IterableWrapper(range(200)).sharding_filter().threadpool_map(count, max_workers=2),
-        False,
-        False,
-    ),
-    "dispatched": (lambda count: IterableWrapper(range(200)).sharding_round_robin_dispatch().map(count), True, True),
-    "a filter at the end": (
-        lambda count: IterableWrapper(range(200)).sharding_filter().map(count).filter(bool),
-        False,
-        False,
-    ),
-    "a pipe without a state": (
-        lambda count: Silent(IterableWrapper(range(200)).sharding_filter().map(count)),
-        False,
-        False,
-    ),
+    "dispatched": lambda: IterableWrapper(range(200)).sharding_round_robin_dispatch().map(str),
+    "a filter at the end": lambda: IterableWrapper(range(200)).sharding_filter().filter(bool),
+    "a pipe without a state": lambda: Silent(IterableWrapper(range(200)).sharding_filter().map(str)),
 }
 
 
@@ -107,7 +52,7 @@ def loader(pipe: Any, workers: int | None, state: Any = None) -> DataLoader2[Any
     service: Any = None if workers is None else InProcessReadingService()
     if workers:
         service = MultiProcessingReadingService(workers, worker_prefetch_cnt=1, main_prefetch_cnt=0)
-    made = DataLoader2(pipe, ShardingPolicy(2) if type(pipe).__name__ == "Batcher" else None, service)
+    made = DataLoader2(pipe, reading_service=service)
     if state is None:
         made.seed(5)
     else:
@@ -117,53 +62,60 @@ def loader(pipe: Any, workers: int | None, state: Any = None) -> DataLoader2[Any
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("kind", PIPES)
-def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int | None, tmp_path: Path) -> None:
-    build, *unmade = PIPES[kind]
-
-    def pipe(name: str) -> Any:
-        return build(Counting(tmp_path / name))
-
+def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int | None) -> None:
+    build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with loader(pipe("whole"), workers) as made:
+        with loader(build(), workers) as made:
             whole = [list(made), list(made)]
-        for place in (3,) if workers else (0, 3):
-            counting = Counting(tmp_path / f"skipped {place}")
-            with loader(pipe(counting.path.name), workers) as made:
+        for place in (0, 3):
+            with loader(build(), workers) as made:
                 reading = iter(made)
                 got = [next(reading) for _ in range(place)]
-                before = len(counting.asked)
                 assert made.skip(40) == 40
                 got += [next(reading) for _ in range(2)]
-                if unmade[bool(workers)]:
-                    # Workers run ahead: before and after what was skipped, each by as many items as it may.
-                    most = 2 + (2 * 2 * 3 if workers else 0)
-                    assert len(counting.asked) - before <= most * (2 if kind == "batches" else 1)
                 assert made.skip(3) == 3
                 state = pickle.loads(pickle.dumps(made.state_dict()))
-                assert (
-                    got + list(reading) == whole[0][:place] + whole[0][place + 40 : place + 42] + whole[0][place + 45 :]
-                )
+                expected = whole[0][:place] + whole[0][place + 40 : place + 42] + whole[0][place + 45 :]
+                assert got + list(reading) == expected
                 assert list(made) == whole[1]
-            with loader(pipe("resumed"), workers, state) as made:
-                assert list(made) == whole[0][place + 45 :]
+            with loader(build(), workers, state) as made:
+                assert made.skip(2) == 2
+                assert list(made) == whole[0][place + 47 :]
+                assert list(made) == whole[1]
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("kind", PIPES)
-def test_there_may_be_fewer(kind: str, workers: int | None, tmp_path: Path) -> None:
-    build, *_ = PIPES[kind]
+def test_there_may_be_fewer(kind: str, workers: int | None) -> None:
+    build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with loader(build(Counting(tmp_path / "items")), workers) as made:
+        with loader(build(), workers) as made:
             whole = list(made)
             following = list(made)
-        with loader(build(Counting(tmp_path / "items")), workers) as made:
+        with loader(build(), workers) as made:
             reading = iter(made)
             assert [next(reading) for _ in range(4)] == whole[:4]
             assert made.skip(1000) == len(whole) - 4
             assert list(reading) == []
             assert list(made) == following
+
+
+@pytest.mark.parametrize(("saved_by", "workers"), [(3, 2), (2, 3), (2, 0), (0, 2)])
+def test_the_shards_of_another_number_of_workers_are_skipped_in_as_well(saved_by: int, workers: int) -> None:
+    pipe = IterableWrapper(range(60)).shuffle().sharding_filter().shuffle(buffer_size=4).map(str)
+    with loader(pipe, saved_by) as made:
+        reading = iter(made)
+        assert made.skip(7) == 7
+        state = pickle.loads(pickle.dumps(made.state_dict()))
+        rest = list(reading)
+    with loader(pipe, workers, state) as made:
+        assert made.skip(11) == 11
+        reading = iter(made)
+        assert next(reading) == rest[11]
+        assert made.skip(5) == 5
+        assert list(reading) == rest[17:]
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
@@ -216,46 +168,36 @@ def test_what_is_no_number_of_items_is_refused(count: Any, words: str) -> None:
         made.skip(count)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_bad_data_is_passed_over_without_its_error(workers: int) -> None:
-    with loader(IterableWrapper([1, 2, 0, 0, 4, 5]).sharding_filter().map(_inverse), workers) as made:
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_an_item_that_cannot_be_made_raises_its_error_and_ends_the_epoch(workers: int | None) -> None:
+    with loader(IterableWrapper([1, 2, 0, 4, 5]).sharding_filter().map(_inverse), workers) as made:
         reading = iter(made)
-        got = [next(reading), next(reading)]
-        assert made.skip(2) == 2
-        assert got + list(reading) == [1, 0.5, 0.25, 0.2]
+        assert next(reading) == 1
+        with pytest.raises(ZeroDivisionError):
+            made.skip(3)
+        assert made.skip(2) == 2  # of the next epoch
+        with pytest.raises(ZeroDivisionError):
+            list(made)
 
 
 def _inverse(item: int) -> float:
     return 1 / item
 
 
-def test_row_groups_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    from torchdata.datapipes.iter import ParquetDataFrameLoader
-
-    for name in "ab":
-        table = pyarrow.table({"a": list(range(20)), "of": [name] * 20})
-        parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=2)
-    read: list[int] = []
-    kept = ParquetDataFrameLoader._row_group
-    monkeypatch.setattr(
-        ParquetDataFrameLoader, "_row_group", lambda self, file, index: read.append(index) or kept(self, file, index)
-    )
-
-    def pipe() -> Any:
-        files = IterableWrapper([str(tmp_path / f"{name}.parquet") for name in "ab"])
-        return files.load_parquet_as_df(library="numpy").map(_first)
-
-    whole = list(pipe())
-    del read[:]
-    with DataLoader2(pipe()) as made:
-        reading = iter(made)
-        assert next(reading) == whole[0]
-        assert made.skip(13) == 13
-        assert list(reading) == whole[14:]
-    assert read == [0, 4, 5, 6, 7, 8, 9]
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_every_skipped_item_is_made(workers: int | None, tmp_path: Path) -> None:
+    with loader(IterableWrapper(range(30)).sharding_filter().map(_Noting(tmp_path)), workers) as made:
+        assert made.skip(12) == 12
+        assert list(made) == list(range(12, 30))
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(30))
 
 
-def _first(frame: Any) -> tuple[int, str]:
-    return int(frame["a"][0]), str(frame["of"][0])
+class _Noting:
+    """A function that leaves a file for each item."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, item: int) -> int:
+        (self.folder / str(item)).touch(exist_ok=False)
+        return item

@@ -26,7 +26,6 @@ from torchdata.dataloader2 import (
     describe,
 )
 from torchdata.dataloader2.state.layout import checksums
-from torchdata.datapipes._pipe.division import Given
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -376,13 +375,6 @@ def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):
     inside[path[-1]] = value
     with pytest.raises(ValueError, match=f"damaged in its field 'iteration_state'.*{words}"):
         describe(resealed(state, iteration_state=place))
-
-
-def test_units_far_beyond_others_are_refused_rather_than_counted():
-    with pytest.raises(ValueError, match="more than 1048576 units"):
-        Given().and_shares([Given(0), Given(10**12)])
-    left = Given(0, (10**12,)).left_of(iter(range(5)), 0)
-    assert list(left) == [0, 1, 2, 3, 4]
 
 
 def test_damage_of_a_graphs_state_names_the_pipe():

@@ -78,9 +78,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
             number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. A state inside an epoch determines the number instead. The choice is logged; `DataLoader2.diagnose`
-            recommends another number if it would be faster. With ranks, "auto" raises a ValueError, because all ranks
-            need the same number.
+            16. The choice is logged; `DataLoader2.diagnose` recommends another number if it would be faster. With
+            ranks, "auto" raises a ValueError, because all ranks need the same number.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by

@@ -146,7 +146,7 @@ def in_workers(place: dict[str, Any], pipes: int | None, *, alone: bool = False)
         own, others = saved["pipes"][:pipes], saved["pipes"][pipes:] if pipes is not None else []
         if others and others[0]["type"] == AHEAD:  # of an in-process service, which has put it there
             own, others = saved["pipes"][: len(own) + 1], others[1:]
-        holds = any(entry.get("state", {}).get("items") for entry in others)
+        holds = bool(others)  # what they hold may be in a pickle
         read = own[-1].get("yielded", 0) if holds else place["given"] - place["drop"]
         content = seal({"graph": {**saved, "pipes": own}, "generators": generators})
         snapshot = None if alone and (holds or place["drop"]) else ((read, 0), 1, (0, 0), content)

@@ -52,7 +52,6 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
     _shuffling: bool = state(True)
     #: Indices in the order in which this iteration reads them.
     _order: Any = state(saved=False)
-    seeks_by_count = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], *, indices: Iterable[Any] | None = None) -> None:
         check_map_pipe("Shuffler", datapipe)

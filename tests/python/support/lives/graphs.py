@@ -42,6 +42,9 @@ class GraphLife(Life):
         start(self.seed)  # some pipes read their sources while they are made
         return self.graph.pipe()
 
+    def numbers(self) -> list[int | None]:
+        return [number for number in super().numbers() if number != 0]  # some graphs dispatch
+
     def __repr__(self) -> str:
         more = f"restarts: {self.restarts}, ranks: {self.ranks}, {len(self.epochs)} epochs, busy: {self.busy}"
         return f"seed {self.seed}: {self.graph}, {more}"

@@ -119,7 +119,7 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders may take their number of workers from the state.
+        #: Whether loaders may choose their number of workers.
         self.auto = self.moves and dice.random() < 0.3
         #: Items of a batch after the sharding, which is then in blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
@@ -238,6 +238,12 @@ class Life:
             Path(self.flag).touch()
         else:
             Path(self.flag).unlink(missing_ok=True)
+
+    def numbers(self) -> list[int | None]:
+        """The numbers of workers with which an epoch may resume; None for that of the life."""
+        if self.method == "remote":
+            return [None]
+        return [None, 1, 2, 3, 4, *([0] if self.shard == "filter" else [])]
 
     # -- the loader --------------------------------------------------------------------------------
 

@@ -113,6 +113,8 @@ class Run:
                     if not (is_planned(error) and self.life.free and self.life.armed[self.epoch]):
                         raise
                     self.did.append("failed")
+                    if self.has_others and self.epoch < len(self.life.epochs):
+                        self.go_on(between=True)
                 self.epoch += 1
             self._end()
         finally:
@@ -158,9 +160,14 @@ class Run:
         if got is not self or fails != self.expected[self.epoch].fails:
             raise Differs(f"behind the last item of epoch {self.epoch} comes {'an error' if fails else got!r:.100}")
         self.did.append("end")
-        if self.dice.random() < 0.4 and self.epoch < len(self.life.epochs):
+        if (self.has_others or self.dice.random() < 0.4) and self.epoch < len(self.life.epochs):
             self.did.append("between:")
             self.go_on(between=True)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the loader has a number of workers that gives other epochs than those that are expected."""
+        return self.workers is not None and not self.life.moves
 
     @property
     def size(self) -> int:
@@ -235,8 +242,10 @@ class Run:
         # more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves and way != "from state":
-            choices = [None, 1, 2, 3, 4, *([0] if life.shard == "filter" and not life.main else [])]
-            self.workers = dice.choice(["auto", *choices] if life.auto else choices)
+            self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
+        elif life.kind == "workers" and way != "from state":
+            # An epoch that begins has a shard for each worker, so the number is that of the life again before that.
+            self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
         self.did.append(f"go on {way} from {at}, {'as before' if self.workers is None else self.workers}")
@@ -326,7 +335,8 @@ class Run:
             if self.dice.random() < self.life.away:
                 elsewhere("lives.run", "go_on_from", *arguments)
             else:
-                go_on_from(*arguments, self.workers if self.life.moves else None)
+                workers = self.life.kind == "workers" and self.life.method != "remote"
+                go_on_from(*arguments, self.dice.choice(self.life.numbers()) if workers else None)
         return len(chosen)
 
 
@@ -348,6 +358,8 @@ def go_on_from(
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
+    if not (given or life.moves):  # the epoch begins, with a shard for each worker
+        workers = None
     begin(98)
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     life.arm(number)
@@ -355,6 +367,7 @@ def go_on_from(
         loader.load_state_dict(pickle.loads(state))
         until = epoch.size - given
         goes_on = number + 1 < len(expected) and until and epoch.until is None and not (life.draws_in_main or life.free)
+        goes_on = goes_on and (workers is None or life.moves)
         got = read_epoch(loader, None if goes_on else until) if until else Epoch()
         try:
             epoch.check(came[:given], got, life.free)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe
-
 if TYPE_CHECKING:
     from torchdata._threads import Work
     from torchdata.datapipes._pipe.state.halting import Ahead, Halt
 
-__all__ = ["PipeHooks", "hooks_of", "reads_per_item"]
+__all__ = ["PipeHooks", "hooks_of"]
 
 
 class PipeHooks:
@@ -28,42 +26,15 @@ class PipeHooks:
     #: user's, keeps no state of its own.
     one_to_one: ClassVar[bool] = False
 
-    #: Whether its place in a pass is the number of items that it yielded, and it goes on from any in constant time.
-    seeks_by_count: ClassVar[bool] = False
-
-    #: Whether a last item that is made of fewer items of the source than the others is left out.
-    drop_last: Any = False
-
     #: Whether `len` would have to read items.
     _length_reads_items: ClassVar[bool] = False
 
     #: Whether its sources begin their passes when it does. The children of a split leave that to the pipe they share.
     _begins_sources: ClassVar[bool] = True
 
-    def reads_per_item(self) -> int | None:
-        """How many consecutive items of the source each item is made of, in order: 1 if `one_to_one`, n for batches.
-
-        A pipe that says so can stand behind a `sharding_filter` when the items are shared out anew, among another
-        number of workers or ranks. It says so of its own `__iter__`, and not of that of a subclass which overrides it.
-        A pipe may read more items than those when it reads ahead, if its state holds them.
-
-        Returns:
-            None if it is no such number, or differs from item to item.
-        """
-        return 1 if self.one_to_one else None
-
     def _outlives_epochs(self) -> bool:
         """Whether the pipe has a state that outlives an epoch, beyond what its class declares."""
         return False
-
-    # -- seeking -----------------------------------------------------------------------------------
-
-    def _can_seek(self) -> bool:
-        """Whether this one of a class that `seeks_by_count` can do so."""
-        return True
-
-    def _pass_over(self, count: int) -> None:
-        """Lets the next items of the pass that has begun be anything, because nobody looks at them."""
 
     def _compare(self, is_strict: bool) -> None:
         """Sets whether items that are read again after a resume are compared with those before."""
@@ -119,25 +90,3 @@ _DEFAULTS = PipeHooks()
 def hooks_of(pipe: Any) -> PipeHooks:
     """Returns the object that answers for a pipe: the pipe, or the defaults for one of torch's."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
-
-
-def reads_per_item(pipe: Any) -> int | None:
-    """How many items of its source each item of a pipe is made of, if its class says so of the `__iter__` it has.
-
-    Raises:
-        TypeError: what the pipe says is no positive integer.
-    """
-    if not is_iter_pipe(pipe):
-        return None
-    for cls in type(pipe).__mro__:
-        own = cls.__dict__
-        if "reads_per_item" in own:
-            count: int | None = pipe.reads_per_item()
-            if count is not None and (type(count) is not int or count < 1):
-                raise TypeError(f"reads_per_item of {type(pipe).__name__} is a positive integer or None, not {count!r}")
-            return count
-        if "one_to_one" in own:
-            return 1 if own["one_to_one"] else None
-        if "__iter__" in own:
-            return None
-    return None

@@ -155,10 +155,6 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         self.max_concurrency = check_int(name, "max_concurrency", max_concurrency, least=1)
         self._flatten = flatten
 
-    def reads_per_item(self) -> int | None:
-        """One, unless the results stay in batches."""
-        return 1 if self._flatten else None
-
     def __iter__(self) -> Iterator[Any]:
         results = self._results(_batches(iter(self.source_datapipe), self.batch_size))
         return self._unfold(results, _itself) if self._flatten else results

@@ -40,7 +40,6 @@ class MapToIterConverter(IterDataPipe[T_co]):
 
     data_attributes = frozenset({"indices"})
     iteration_state = ()
-    seeks_by_count = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], indices: Sequence[Any] | None = None) -> None:
         if not _is_map_pipe(datapipe):

@@ -52,10 +52,6 @@ class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
         self.column_names: list[Hashable] = [] if column_names is None else list(column_names)
         check_hashable("Rows2Columnar", "column_names", self.column_names)
 
-    def reads_per_item(self) -> int:
-        """Each item follows from one batch of rows."""
-        return 1
-
     def __iter__(self) -> Iterator[dict[Any, list[Any]]]:
         return map(self._columns, self.source_datapipe)
 

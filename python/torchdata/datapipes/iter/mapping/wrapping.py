@@ -31,7 +31,6 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeking import (
     can_pass_over,
-    can_seek,
     is_read_by_index,
     is_stream,
     iterate_by_index,
@@ -131,7 +130,6 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    seeks_by_count = True
     #: The reading of an iterable that neither seeks nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
     #: The reading of an iterable that has a state, or whose iterator has one; the position where the next one resumes.
@@ -288,9 +286,6 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def _compare(self, is_strict: bool) -> None:
         self._is_strict = is_strict
-
-    def _can_seek(self) -> bool:
-        return can_seek(self.iterable)
 
     def _can_pass_over(self) -> bool:
         return can_pass_over(self.iterable)

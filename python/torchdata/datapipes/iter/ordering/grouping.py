@@ -95,10 +95,6 @@ class Batcher(IterDataPipe[T_co]):
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 
-    def reads_per_item(self) -> int:
-        """The number of items in a batch."""
-        return self.batch_size
-
     def __iter__(self) -> Iterator[Any]:
         if self.wrapper_class is DataChunk and self.batch_size <= _ZIPPED:
             return self._chunks(iter(self.datapipe))

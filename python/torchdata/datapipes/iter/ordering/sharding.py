@@ -258,10 +258,6 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
         self.source_datapipe = source_datapipe
         self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
 
-    def reads_per_item(self) -> int:
-        """Each item follows from one item of the source."""
-        return 1
-
     def __iter__(self) -> Iterator[T_co]:
         return iter(self.source_datapipe)
 

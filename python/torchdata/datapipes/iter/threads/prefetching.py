@@ -192,10 +192,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """Makes items of a loaded state again what they were when they were held ready."""
         return items
 
-    def reads_per_item(self) -> int:
-        """It hands on item by item, in order."""
-        return 1
-
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
         data = _PrefetchData(type(self).__name__, iter(self.source_datapipe), self.buffer_size)

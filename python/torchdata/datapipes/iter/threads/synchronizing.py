@@ -318,10 +318,6 @@ class FullSync(_PrefetchBase[T_co]):
         self._group.show_life()
         return self._group
 
-    def reads_per_item(self) -> int:
-        """It hands on item by item, in order."""
-        return 1
-
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
         self._raise_untold()

@@ -187,10 +187,6 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self.max_workers = None if max_workers is None else check_int(name, "max_workers", max_workers, least=1)
         self.threadpool_kwargs = _checked_options(name, threadpool_kwargs)
 
-    def reads_per_item(self) -> int:
-        """It hands on item by item, in order."""
-        return 1
-
     def __iter__(self) -> Iterator[T_co]:
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)

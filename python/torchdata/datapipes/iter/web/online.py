@@ -52,10 +52,6 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
     def _client(self, url: Any) -> Client:
         return self._http
 
-    def reads_per_item(self) -> int | None:
-        """One, unless files that cannot be opened are skipped."""
-        return None if self.skip_on_error else 1
-
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
         # The source begins now, so that a state saved before the first item is not that of its last epoch.
         return self._opened(iter(self.source_datapipe))
