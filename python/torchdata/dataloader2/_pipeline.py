@@ -16,7 +16,8 @@ from torchdata.dataloader2._arguments import require_pipe, require_service
 from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
-from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
+from torchdata.dataloader2.services.contracts import contract_of
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.dataloader2.state.identity import Identity
 from torchdata.dataloader2.state.shards import Shard

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
-from torchdata.dataloader2.services.interface import ReadingServiceInterface, divided
+from torchdata.dataloader2.services.contracts import divided
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 

@@ -33,7 +33,8 @@ from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
 )
-from torchdata.dataloader2.services.interface import ReadingServiceInterface, divided
+from torchdata.dataloader2.services.contracts import divided
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME

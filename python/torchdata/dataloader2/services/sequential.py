@@ -13,6 +13,7 @@ from torchdata._engine.snapshots import is_sealed, seal, unseal
 from torchdata._plain_pickles import loads_plain
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
+from torchdata.dataloader2.services.contracts import contract_of
 from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
     IterResetFn,
@@ -20,7 +21,6 @@ from torchdata.dataloader2.services.interface import (
     RankInEpoch,
     ReadingServiceInterface,
     Shares,
-    contract_of,
 )
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
