@@ -60,7 +60,8 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
 
     `torch` itself may be incomplete: it imports `torch.utils.data` before it has the attribute `utils`.
     """
-    worker, seed = sys.modules[f"{_MODULE}._utils.worker"], sys.modules["torch"].initial_seed()
+    worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
+    seed = sys.modules["torch"].initial_seed()
     worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
