@@ -11,5 +11,6 @@ pub mod packing;
 pub mod sampling;
 pub mod sequence;
 pub mod sharing;
+pub mod stats;
 pub mod token;
 pub mod turn;

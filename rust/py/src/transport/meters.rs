@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
-use super::stats::PyStatsBoard;
+use crate::pipes::stats::PyStatsBoard;
 
 /// The counters of one reader; empty if nobody counts.
 #[derive(Default)]

@@ -17,6 +17,5 @@ mod repeating;
 mod replacing;
 pub mod sender;
 pub mod snapshots;
-pub mod stats;
 pub mod waiting;
 mod watched;
