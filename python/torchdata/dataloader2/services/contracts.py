@@ -63,7 +63,7 @@ def contract_of(service: Any) -> ReadingServiceInterface:
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
+    """The service that runs each epoch in `splits` shards over all ranks, instead of the given service or of none.
 
     Raises:
         ValueError: the service cannot run shards.
