@@ -92,7 +92,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
     module.add_class::<transport::carrier::PyCarrier>()?;
-    module.add_class::<pipes::stats::PyStatsBoard>()?;
+    module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;

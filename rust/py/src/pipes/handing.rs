@@ -18,8 +18,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::pipes::metering::Meter;
-use crate::pipes::stats::PyStatsBoard;
 use crate::pipes::turn::Turn;
+use crate::transport::stats::PyStatsBoard;
 
 /// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
 /// which returns a tuple of the item, or None if it must wait again.

@@ -11,6 +11,5 @@ pub mod packing;
 pub mod sampling;
 pub mod sequence;
 pub mod sharing;
-pub mod stats;
 pub mod token;
 pub mod turn;

@@ -19,8 +19,8 @@ use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
-use crate::pipes::stats::PyStatsBoard;
 use crate::seconds::duration;
+use crate::transport::stats::PyStatsBoard;
 
 /// A turn that is closed counts as so many threads that wait.
 const CLOSED: usize = 1 << 32;

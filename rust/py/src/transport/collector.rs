@@ -22,11 +22,11 @@ use super::reader::{Reader, Row};
 use super::snapshots::{
     Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_places, unkept, unkept_dealt,
 };
+use super::stats::PyStatsBoard;
 use super::watched::{Replacing, Sign};
 use crate::errors;
 use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
-use crate::pipes::stats::PyStatsBoard;
 use crate::seconds::duration;
 
 /// The consumer's ends of links, read as one.

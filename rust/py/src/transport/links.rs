@@ -9,9 +9,9 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::process::region::{self, Region};
 
+use super::stats::PyStatsBoard;
 use crate::descriptors::take_fd;
 use crate::errors;
-use crate::pipes::stats::PyStatsBoard;
 
 /// Finds the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {

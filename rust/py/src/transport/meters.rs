@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
-use crate::pipes::stats::PyStatsBoard;
+use super::stats::PyStatsBoard;
 
 /// The counters of one reader; empty if nobody counts.
 #[derive(Default)]

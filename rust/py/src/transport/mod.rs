@@ -17,5 +17,6 @@ mod repeating;
 mod replacing;
 pub mod sender;
 pub mod snapshots;
+pub mod stats;
 pub mod waiting;
 mod watched;

@@ -194,7 +194,8 @@ impl Outlet {
             let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
             let Self { dealing, producers, arenas, control, meters, .. } = self;
-            let awaited: Vec<usize> = if self.has_shards { dealing.readers().collect() } else { vec![target] };
+            let awaited: Vec<usize> =
+                if self.has_shards { dealing.readers().collect() } else { vec![target] };
             // A damaged word ends the wait, and is reported then.
             let mut allows = || awaited.iter().any(|&reader| producers[reader].permit() != Ok(Permit::Wait));
             let ready = || allows() || is_interrupted(control, None);

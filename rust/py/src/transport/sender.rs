@@ -21,11 +21,11 @@ use super::kinds as kind;
 use super::links::{PyBellBoard, PyLink, bell};
 use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
 use super::snapshots::{Cadence, Entry, account, entry};
+use super::stats::PyStatsBoard;
 use super::waiting::wait_until;
 use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
-use crate::pipes::stats::PyStatsBoard;
 use crate::seconds::duration;
 
 /// When a wait of so many seconds ends; None: never.
