@@ -476,7 +476,7 @@ def test_a_value_that_no_adapter_made_a_pipe_of_is_refused_when_the_loader_is_us
         (
             {"nonsense": 1},
             "unexpected keyword argument 'nonsense'; it takes datapipe, datapipe_adapter_fn, reading_service, "
-            "num_workers, stats, stall_warning$",
+            "num_workers, splits, stats, stall_warning, wait_warning$",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from torchdata._native import (
     DeliveryIterator,
     FilterIterator,
     GzipReader,
+    IterationToken,
     Link,
     ReadAheadQueue,
     Sender,
@@ -26,6 +27,7 @@ from torchdata._native import (
     ShareIterator,
     SourceReader,
     TFRecordReader,
+    TimedCall,
 )
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -221,6 +223,10 @@ def share(holder):
     return ShareIterator(guard(holder), 0, 1, 1, 1)
 
 
+def timed_call(holder):
+    return TimedCall(IterationToken(), holder.called, True)
+
+
 def sender_with_a_taker(holder):
     sender = Sender([Link(0)], BellBoard(2), 0, [1])
     sender.take_snapshots(holder.called, 1.0, 1.0)
@@ -243,6 +249,7 @@ WAYS = [
     delivery_iterator,
     sequence_iterator,
     share,
+    timed_call,
     sender_with_a_taker,
     filter_over,
     filter_by,

@@ -208,7 +208,10 @@ def test_a_reading_service_in_the_place_of_adapters_says_where_it_belongs() -> N
         ({"timeout": 3}, r"MultiProcessingReadingService\(num_workers, timeout=3\) instead"),
         ({"persistent_workers": True}, "leave it out: workers live on between epochs"),
         ({"generator": 3}, r"write seed=\.\.\. instead"),
-        ({"nonsense": 3}, "'nonsense'; it takes dataset, .*num_workers, .*seed, reading_service, splits_itself$"),
+        (
+            {"nonsense": 3},
+            "'nonsense'; it takes dataset, .*num_workers, .*seed, splits, reading_service, .*stats, .*wait_warning$",
+        ),
     ],
 )
 def test_arguments_of_torchs_loader_over_a_data_set_say_what_to_write(argument: dict[str, Any], words: str) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from torchdata import _engine
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
@@ -21,18 +20,19 @@ __all__ = ["seed_worker", "show_worker", "tell_torch", "torch_as_it_was"]
 _MODULE = "torch.utils.data"
 
 
-def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
-    """Makes `get_worker_info()` of torch describe this worker.
+def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
+    """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
 
     Args:
         worker_id: the number of this worker, from 0.
         num_workers: the number of workers.
         datapipe: the graph that it reads, which torch calls its dataset.
+        is_local: whether the items stay in this process, so that torch's own `default_collate` serves best.
     """
 
     def tell(module: Any) -> None:
         show_worker(worker_id, num_workers, datapipe)
-        if _engine.current_sender is not None:
+        if not is_local:
             collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
@@ -56,9 +56,12 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """The part of `tell_torch` for `get_worker_info()`, once torch is loaded."""
-    torch = sys.modules["torch"]
-    worker, seed = torch.utils.data._utils.worker, torch.initial_seed()
+    """The part of `tell_torch` for `get_worker_info()`, once `torch.utils.data` is loaded.
+
+    `torch` itself may be incomplete: it imports `torch.utils.data` before it has the attribute `utils`.
+    """
+    worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
+    seed = sys.modules["torch"].initial_seed()
     worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
+from torchdata import _engine
 from torchdata._engine.items.torch_worker import tell_torch
 from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason, seal, unseal
@@ -299,7 +300,8 @@ class GraphProgram(EpochProgram):
 
     def _tell_torch(self) -> None:
         if not self._shard.of_main:
-            tell_torch(self._shard.worker, self._shard.workers, self.datapipe)
+            is_local = _engine.current_sender is None
+            tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
         """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""

@@ -35,7 +35,8 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
         graph: the graph of a worker.
         is_seeded: whether functions of this package alone have prepared it, so that its shuffles have the shared seed.
     """
-    filters = [pipe for pipe in graph if isinstance(pipe, ShardingFilter)]
+    # Torch's own, which is a virtual subclass, samples nothing.
+    filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # Where items that raise are skipped, functions of users decide how many come.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [

