@@ -92,7 +92,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Reads other processes from the next epoch on, in which they run these shards; those before have ended."""
         self.shards_begun = shards
         self.run = Run(children, iter(()))
-        self.follow(self._delivery)
+        children.collector.follow(self._delivery)
 
     @property
     def num_shards(self) -> int:
@@ -146,8 +146,9 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def follow(self, delivery: Delivery | None) -> None:
         """Lets the children's books know how many items the user was given; None: nobody knows."""
-        self._delivery = delivery
-        self._children.collector.follow(delivery)
+        if delivery is not self._delivery:  # a thread that reads may hold the collector
+            self._delivery = delivery
+            self._children.collector.follow(delivery)
 
     @property
     def delivered(self) -> int:
