@@ -259,14 +259,16 @@ RANKED: dict[str, Callable[[], Any]] = {
 }
 
 
-def of_ranks(form: str, ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
+def of_ranks(
+    form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
+) -> list[Any]:
     """By rank, the items that are read, and the state behind them."""
 
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
         if ranks > 1:
             inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
-        made: DataLoader2[Any] = DataLoader2(RANKED[form](), reading_service=inner)
+        made: DataLoader2[Any] = DataLoader2(RANKED[form](), adapters, inner)
         if states is None:
             made.seed(3)
         else:
@@ -365,21 +367,7 @@ def test_with_splits_epochs_are_the_same_for_any_number_of_workers(monkeypatch: 
 
 
 def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
-    def body(group: ThreadGroup) -> Any:
-        inner = service(workers)
-        if ranks > 1:
-            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
-        made: DataLoader2[Any] = DataLoader2(RANKED["shuffle"](), ShardingPolicy(splits=12), inner)
-        if states is None:
-            made.seed(3)
-        else:
-            made.load_state_dict(states if len(states) > 1 else states[0])
-        with made:
-            reading = iter(made)
-            got = list(reading) if count is None else [next(reading) for _ in range(count)]
-            return got, made.state_dict()
-
-    return in_ranks(ranks, body)
+    return of_ranks("shuffle", ranks, workers, count, states, ShardingPolicy(splits=12))
 
 
 def in_steps(by_rank: list[Any]) -> list[Any]:

@@ -44,7 +44,7 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
 
 @contextlib.contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """Context behind which torch knows of the same worker as before, or of none."""
+    """Restores torch's worker info at the end of the `with` block."""
     module = sys.modules.get(_MODULE)
     before = None if module is None else module._utils.worker._worker_info
     try:

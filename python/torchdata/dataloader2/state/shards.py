@@ -102,7 +102,7 @@ def among_ranks(places: Mapping[int, dict[str, Any]], rank: int, ranks: int) -> 
 
 
 def _without_held(place: dict[str, Any]) -> dict[str, Any]:
-    """A place behind the items that were given, whatever pipes in main held: the shards make the items again.
+    """The position after the items that were given. Shards compute again what pipes in main held.
 
     Raises:
         ValueError: it is not known which shards the held items are of.
