@@ -158,6 +158,17 @@ def _every_interrupt_is_raised() -> Iterator[None]:
     gc.callbacks[:] = callbacks
 
 
+@pytest.fixture(autouse=True)
+def _this_process_is_no_worker() -> Iterator[None]:
+    """Fails the test that leaves torch's worker info behind: later loaders here would read the share of a worker."""
+    yield
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    info = getattr(worker, "_worker_info", None)
+    if worker is not None and info is not None:
+        worker._worker_info = None  # type: ignore[attr-defined]
+        pytest.fail(f"the test has left the info of a worker in its process: {info}")
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the documentation as `make docs` builds it. A warning of Sphinx fails it."""
