@@ -17,7 +17,7 @@ from torch.utils.data import default_collate, default_convert
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._observe.stats.counting import Counting
 from torchdata._stateful import copied
-from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals, one_at_a_time
 from torchdata.stateful_dataloader._pinning import pinned
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start
@@ -54,35 +54,40 @@ class LocalPool:
     @contextlib.contextmanager
     def _entered(self, shard: Shard | None) -> Iterator[None]:
         """Context in which a shard has the process; None for one that is being made."""
-        try:
-            with InterruptsDeferred():
-                self._program.leave()
-                if shard is not None:
-                    shard.globals.enter()
-                self._running = shard
-            yield
-        finally:
-            with InterruptsDeferred():
-                if self._running is not None:
-                    self._running.globals.leave()
-                self._running = None
-                if self._program.is_away:
-                    self._program.enter()
+        with one_at_a_time():
+            try:
+                with InterruptsDeferred():
+                    self._program.leave()
+                    if shard is not None:
+                        shard.globals.enter()
+                    self._running = shard
+                yield
+            finally:
+                with InterruptsDeferred():
+                    if self._running is not None:
+                        self._running.globals.leave()
+                    self._running = None
+                    if self._program.is_away:
+                        self._program.enter()
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context in which the program has its generators, also if a signal handler asks while a shard is read."""
-        shard = self._running
-        if shard is None:
-            yield
-            return
-        shard.globals.leave()
-        self._program.enter()
-        try:
-            yield
-        finally:
-            self._program.leave()
-            shard.globals.enter()
+        """Context in which the program has its generators, also if a signal handler asks while a shard is read.
+
+        Another thread waits until the batch is read.
+        """
+        with one_at_a_time():
+            shard = self._running
+            if shard is None:
+                yield
+                return
+            shard.globals.leave()
+            self._program.enter()
+            try:
+                yield
+            finally:
+                self._program.leave()
+                shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
         """See `Pool.begin`. There are no fillers: the first shard whose turn it is is read first."""

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -430,3 +431,32 @@ def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers
 
 def _unpinned(item: Any, device: Any = None) -> Any:
     return item
+
+
+def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals_behind() -> None:
+    torch = pytest.importorskip("torch")
+    second_is_in_its_shard, first_is_done = threading.Event(), threading.Event()
+    seen: list[tuple[str, int]] = []
+
+    def loader(name: str, wait: Callable[[], object]) -> DataLoader2[Any]:
+        def note(item: int) -> int:
+            wait()
+            seen.append((name, torch.utils.data.get_worker_info().num_workers))
+            return item
+
+        pipe = IterableWrapper(range(4)).sharding_filter().map(note)
+        return DataLoader2(pipe, splits=3 if name == "first" else 4)
+
+    def overlap() -> None:  # The bound is for threads that exclude each other, as they should.
+        second_is_in_its_shard.set()
+        first_is_done.wait(0.3)
+
+    with loader("first", lambda: second_is_in_its_shard.wait(0.3)) as first, loader("second", overlap) as second:
+        thread = threading.Thread(target=lambda: next(iter(second)))
+        reading = iter(first)
+        thread.start()
+        next(reading)
+        first_is_done.set()
+        thread.join()
+    assert sorted(seen) == [("first", 3), ("second", 4)]
+    assert torch.utils.data.get_worker_info() is None

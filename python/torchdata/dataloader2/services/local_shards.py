@@ -18,6 +18,7 @@ from torchdata._engine.workers.epochs import Place
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, witnessing
+from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
 
@@ -54,13 +55,13 @@ class LocalShards:
     @contextmanager
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
         """Context in which the process is a shard's."""
-        generators, replica, worker, witness = (
-            save_generators(),
-            own_random.is_replica,
-            skipping.worker,
-            witnessing.current,
-        )
-        with torch_as_it_was():
+        with one_at_a_time(), torch_as_it_was():
+            generators, replica, worker, witness = (
+                save_generators(),
+                own_random.is_replica,
+                skipping.worker,
+                witnessing.current,
+            )
             try:
                 own_random.is_replica = True
                 if enters:

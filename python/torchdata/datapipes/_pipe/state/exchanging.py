@@ -9,20 +9,23 @@ version that lays them out differently, the public functions are used.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import os
 import random
 import struct
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata._importing import loaded
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.late_seeding import awaited_seeds, seed_now_or_when_imported
 
-__all__ = ["ShardGlobals"]
+__all__ = ["ShardGlobals", "one_at_a_time"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
@@ -38,6 +41,28 @@ _GAUSS = 16
 #: Saves a generator, in the place of an earlier result if there is one; and loads what was saved.
 _Save = Callable[[Any], Any]
 _Load = Callable[[Any], None]
+
+
+#: Held by the thread that runs a shard.
+_turn = threading.RLock()
+
+
+def _begin_in_child() -> None:
+    global _turn
+    _turn = threading.RLock()  # a thread that was not forked may have held the lock
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Context in which no other thread of the process exchanges what shards have of it.
+
+    Otherwise the last of two threads to finish would restore what it found: the globals of the other thread's shard.
+    """
+    with _turn:
+        yield
 
 
 class ShardGlobals:
