@@ -138,6 +138,12 @@ def test_what_is_no_state_of_a_loader_is_refused_when_it_is_loaded(garbage: Any)
     assert list(loader) == [0, 1, 2]
 
 
+def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
+    loader = Loader(numbers(3))
+    with pytest.raises(ValueError, match=r"load the part of it that is one: load_state_dict\(state\['data'\]\)"):
+        loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
+
+
 # -- a fuzz -------------------------------------------------------------------------------------------
 
 GRAPHS: list[Callable[[], BaseNode[Any]]] = [

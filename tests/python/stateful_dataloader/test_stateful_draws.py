@@ -149,6 +149,25 @@ def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(
             assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
+def test_random_draws_go_on_from_a_state_of_before_the_first_loop(name: str) -> None:
+    """The program that resumes is seeded otherwise, and draws before and after it loads the state."""
+
+    def make() -> Any:
+        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
+
+    seed_all()
+    loader = make()
+    state = json.loads(json.dumps(loader.state_dict()))
+    whole = epochs_of(loader, 2)
+    seed_all(43)
+    later = make()
+    seed_all(44)
+    later.load_state_dict(state)
+    torch.rand(3)
+    assert epochs_of(later, 2) == whole
+
+
 def test_seeds_of_workers_go_on() -> None:
     def make() -> Any:
         return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
