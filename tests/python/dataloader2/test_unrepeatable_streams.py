@@ -213,10 +213,10 @@ def test_sequences_are_not_sampled() -> None:
         assert "digest" not in pipe.state_dict()
 
 
-def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one() -> None:
-    pytest.importorskip("torch", reason="nodes need PyTorch")
-    from torchdata.nodes import IterableWrapper as Node
-    from torchdata.nodes import Loader
+@pytest.mark.parametrize("name", ["IterableWrapper", "SamplerWrapper"])
+def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one(name: str) -> None:
+    nodes = pytest.importorskip("torchdata.nodes", reason="nodes need PyTorch")
+    Node, Loader = getattr(nodes, name), nodes.Loader
 
     for seed in (None, 3):
         for items in POSITIONS:

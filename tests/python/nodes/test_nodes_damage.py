@@ -188,6 +188,7 @@ def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
                 yield from fields_of(value, (*path, key))
 
 
+@pytest.mark.filterwarnings("ignore:SamplerWrapper. the first")
 def test_two_thousand_mutations_end_in_a_place_or_an_error_without_a_hang_or_much_memory() -> None:
     chance, refused, loaded = random.Random(1), 0, 0
     saves = [(make, [saved(make, items) for items in (0, 1, 3, 5)]) for make in GRAPHS]

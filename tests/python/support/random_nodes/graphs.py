@@ -73,7 +73,10 @@ class Graph:
         That is so where a source, or a node that chooses at random, counts how often it begins, and begins more than
         once in an epoch, or not in each.
         """
-        return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {"weighted", "cycled"} <= self.kinds
+        return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
+            "weighted",
+            "cycled",
+        } <= self.kinds
 
     def build(self) -> BaseNode[Any]:
         """The last node."""
