@@ -328,9 +328,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
-            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream
-                without a state, which is read again, gives other samples than before. False passes over as many batches
-                in both cases, so samples may repeat or be missing.
+            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream or a
+                sampler without a state, which is read again, gives other samples or indices than before. False passes
+                over as many batches in both cases, so samples may repeat or be missing.
 
         Raises:
             TypeError: it is no dict.
