@@ -222,8 +222,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads an iterable completely and keeps its share. Its order must therefore be the same in all workers; different
-        orders are an error. To read it in one process only, use
+        reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
+        same in all workers; different orders are an error. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Iterables that divide themselves among workers, such
         as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For all others, the
         items and batches are the same for any number of workers.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
@@ -106,8 +106,9 @@ class IterableWrapper(IteratingNode[T]):
 class SamplerWrapper(IteratingNode[T]):
     """Makes a node of a sampler, and tells it the epoch by `set_epoch` where it has that.
 
-    A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch. The
-    number of the epoch is part of the state. The sampler is told it before its own state is loaded.
+    A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch; a
+    `RuntimeWarning` says if it does not. The number of the epoch is part of the state. The sampler is told it before
+    its own state is loaded.
 
     The node has a length if the sampler has one.
 
@@ -168,6 +169,9 @@ class SamplerWrapper(IteratingNode[T]):
     def _prepare(self) -> None:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
+
+    def _is_sampled(self) -> bool:
+        return is_stream(self.sampler) and type(self.sampler) is not SequentialSampler
 
     def _source(self) -> Any:
         return in_fixed_order(self.sampler) if has_fixed_order(self.sampler) else self.sampler

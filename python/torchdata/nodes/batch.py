@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes.utils.collate import note_remedy
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._places import place_of, state_at
@@ -126,6 +127,7 @@ class Collator(Batcher[Any]):
         drop_last: bool = True,
     ) -> None:
         super().__init__(source, batch_size, drop_last)
+        self._is_default = collate_fn is None
         if collate_fn is None:
             from torch.utils.data import default_collate
 
@@ -140,7 +142,9 @@ class Collator(Batcher[Any]):
             return self.collate_fn(batch)
         except StopIteration as error:
             raise not_the_end("collate_fn of Collator") from error
-        except Exception:
+        except Exception as error:
+            if self._is_default:
+                note_remedy(error, batch)
             raise
         except BaseException:
             self._partial = batch

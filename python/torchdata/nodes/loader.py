@@ -106,6 +106,13 @@ class Loader(Generic[T]):
             ValueError: it is no state of a loader. Errors in the states of its nodes are found by `iter()`.
         """
         fields = Fields("Loader", state_dict)
+        keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
+        within = [key for key, part in state_dict.items() if isinstance(part, dict) and keys <= part.keys()]
+        if within and not keys <= state_dict.keys():
+            raise ValueError(
+                f"Loader: this is not the state of a Loader, but a dict with the keys {sorted(map(str, state_dict))}; "
+                f"load the part of it that is one: load_state_dict(state[{within[0]!r}])"
+            )
         fields.integer(LoaderIterator.NUM_YIELDED_KEY, least=0)
         fields[LoaderIterator.ROOT_KEY]
         self._loaded = state_dict

@@ -49,7 +49,7 @@ def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
     Args:
         state: a state as `_state.normalized` returns it.
         loader: the loader that is to go on from it.
-        strict: whether another order inside an epoch is an error, and samples that are read again are compared.
+        strict: whether another order inside an epoch is an error, and what is read again is compared.
 
     Raises:
         ValueError: the rest of the epoch cannot be exact.
@@ -64,7 +64,8 @@ def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
             stacklevel=3,
         )
     if not strict:
-        state = {**state, "places": [place and {**place, "digest": None} for place in state["places"]]}
+        places = [place and {**place, "digest": None} for place in state["places"]]
+        state = {**state, "digest": None, "places": places}
     if is_over(state):
         return state
     order, size = _other_order(there, here), _other_size(state, loader)

@@ -192,10 +192,12 @@ class IndexOrder:
                 self._draws.stand()
             if self._is_known:
                 return self._next()
-            number, drawn = self._place + len(self._early), self.drawn
+            early, drawn = len(self._early), self.drawn
+            number = self._place + early
             self._draws.before()
             index = self._next()
-            self._draws.after(number, drawn)
+            indices = index if isinstance(self._iterator, BatchIndices) else [index]
+            self._draws.after(number, drawn, indices[early:])
             return index
 
     @property
@@ -281,12 +283,16 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _read_ahead(self, waiting: list[Any]) -> dict[str, Any]:
-        """How many indices the sampler has read that the user has not got, whether it has ended, and what it drew."""
+        """How many indices the sampler has read that the user has not got, whether it has ended, and what it drew.
+
+        A checksum of what it has read shows whether it repeats that.
+        """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
         found = {
-            "ahead": self._size_of(waiting) + len(self._early), "used_up": has_ended, "draws": list(self._draws.noted)
+            "ahead": self._size_of(waiting) + len(self._early), "used_up": has_ended, "draws": list(self._draws.noted),
+            "digest": None if self._is_known or not self.drawn else self._draws.digest,
         }  # fmt: skip
         return {key: value for key, value in found.items() if value}
 
@@ -423,8 +429,8 @@ class IndexOrder:
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
         draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state["draws"]]
-        replay.run(given, ahead, draws, self._drawing)
-        self._draws.begin(first, state["draws"])
+        digest = replay.run(given, ahead, draws, self._drawing, state["digest"])
+        self._draws.begin(first, state["draws"], digest)
         self._draws.stand()
         self._early, self._is_used_up, self._is_kept = replay.early, state["used_up"], False
         if batches is None:

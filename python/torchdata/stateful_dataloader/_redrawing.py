@@ -3,6 +3,8 @@
 Role: main; one object for each iterator of the loader. A sampler that is resumed is iterated anew with the generators
 as they were before its first index. That repeats its order if only the sampler draws. If the program or the dataset
 draws from the same generator in between, the generator's position before the sampler's next draw is noted here.
+
+A checksum of some of the indices shows whether the new iterator repeats the order.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._generators import Moment
 from torchdata.stateful_dataloader.sampler import pass_over
@@ -33,14 +36,16 @@ class Draws:
         self._drawing = drawing
         self.begin({})
 
-    def begin(self, first: Moment, noted: Iterable[list[Any]] = ()) -> None:
+    def begin(self, first: Moment, noted: Iterable[list[Any]] = (), digest: Digest | None = None) -> None:
         """Begins an epoch.
 
         Args:
             first: the generators before the first index.
             noted: draws that a state has of the epoch.
+            digest: the checksum of the indices that were read; None if none was.
         """
         self._first = first
+        self._digest = digest or Digest()
         #: The marks of the generators where the sampler has left them.
         self._left: Moment = {}
         self._before: Moment = {}
@@ -60,13 +65,17 @@ class Draws:
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
-    def after(self, number: int, drawn: int) -> None:
-        """To be called once an index was read.
+    def after(self, number: int, drawn: int, indices: list[Any]) -> None:
+        """To be called once an index, or a batch of them, was read.
 
         Args:
             number: the indices that were read before it, as `Replay` counts them.
             drawn: the same, as the order counts them.
+            indices: those that were read.
         """
+        digest = self._digest
+        while number <= digest.next < number + len(indices):
+            digest.add(indices[digest.next - number])
         left = self._drawing.marks()
         moved = [key for key, mark in left.items() if mark != self._before[key]]
         self._left |= {key: left[key] for key in moved}
@@ -74,6 +83,25 @@ class Draws:
         if any(key in self._moment for key in moved):
             wanted = {key: state for key, state in self._moment.items() if key in moved or isinstance(key, int)}
             self.noted.append([number, self._drawing.encoded(wanted, self._first)])
+
+    @property
+    def digest(self) -> list[int] | None:
+        """The checksum of the indices for a state; None if a replay cannot repeat them all."""
+        return list(self._digest.as_tuple()) if len(self.noted) < _MOST else None
+
+
+class _Sampled(Iterator[Any]):
+    """An iterator whose items are sampled as they are read."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator, self._read, self.digest = iterator, 0, Digest()
+
+    def __next__(self) -> Any:
+        item = next(self._iterator)
+        if self._read == self.digest.next:
+            self.digest.add(item)
+        self._read += 1
+        return item
 
 
 class Replay(Iterator[Any]):
@@ -88,24 +116,38 @@ class Replay(Iterator[Any]):
         #: Indices that the earlier one had given, and the user had not got.
         self.early: deque[Any] = deque()
 
-    def run(self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing) -> None:
-        """Reads what the earlier iterator had read.
+    def run(
+        self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: Digest | None
+    ) -> Digest | None:
+        """Reads what the earlier iterator had read, and returns the checksum of that if there is one to compare.
 
         Args:
             given: the indices that the user has got.
             ahead: those that were read beyond.
             draws: how many indices were read before a draw, and the generators then.
             drawing: the loader's generators.
+            saved: the checksum of the indices that were read; None if they are not compared.
 
         Raises:
-            ValueError: the sampler gives fewer than `given`.
+            ValueError: the sampler gives fewer than `given`, or others.
         """
-        read = 0
+        sampled = None if saved is None else _Sampled(self._iterator)
+        iterator, read = sampled or self._iterator, 0
         for number, moment in [*draws, (given + ahead, {})]:
-            pass_over(self._iterator, min(number, given) - read)
-            self.early.extend(islice(self._iterator, max(0, number - max(read, given))))
+            pass_over(iterator, min(number, given) - read)
+            self.early.extend(islice(iterator, max(0, number - max(read, given))))
             read = number
             drawing.set(moment)
+        if sampled is None or saved is None:
+            return None
+        if not sampled.digest.agrees_with(saved):
+            raise ValueError(
+                f"the sampler does not repeat itself, so the loader cannot go on from the state: the first {read} "
+                "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
+                "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
+                "passes over as many indices of the new order"
+            )
+        return sampled.digest
 
     def __next__(self) -> Any:
         return self.early.popleft() if self.early else next(self._iterator)

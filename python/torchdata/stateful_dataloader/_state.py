@@ -12,7 +12,7 @@ checkpoint takes as one value, whatever is in it. It holds:
   user's sampler, and out of order; "indices_since": how many indices its state is behind
 - "ahead": of a sampler that is read anew, how many indices it had read that were not given, samples where the loader
   makes batches of them; "used_up": whether it had ended; "draws": generators before draws of it, where others had drawn
-  from them since the last one, each with how many indices it had read
+  from them since the last one, each with how many indices it had read; "digest": a checksum of what it had read
 - "batch_size": how many samples a batch has, if the sampler tells
 - "epoch": that of a `DistributedSampler`
 - "skipped": if samples may be skipped, how many were, by kind of exception, and how many were seen
@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.stateful_dataloader._reading import NO_PLACE
 from torchdata.stateful_dataloader._trails import STATES
 
@@ -310,6 +311,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "ahead": whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
         "used_up": bool(ours.get("used_up", False)),
         "draws": _read_draws(ours.get("draws", [])),
+        "digest": None if ours.get("digest") is None else Digest.of(ours["digest"]),
         "batch_size": None if size is None else whole(size, "batch_size", least=1),
         "epoch": None if epoch is None else whole(epoch, "epoch", least=-_MANY),
         "skipped": _read_skipped(ours.get("skipped")),

@@ -103,7 +103,8 @@ class _Progress:
             worker: its number.
         """
         place = self.reached()
-        if isinstance(self.since, list) and not is_stateful and not place["random"]:
+        has_place = self.place is not None or not self.since
+        if isinstance(self.since, list) and not is_stateful and not place["random"] and has_place:
             return None
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
 
@@ -286,9 +287,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         #: Threads that have read in this epoch.
         self._readers: set[int] = set()
         reading = self._reading
-        nothing_since: Any = 0 if reading.is_iterable else []
-        self._progress = [_Progress(since=nothing_since) for _ in places]
-        if not fresh:
+        if reading.is_iterable or not self._has_begun:
+            self._progress = [_Progress(since=0 if reading.is_iterable else []) for _ in places]
+        else:  # a worker that has nothing to read in this epoch stays where the last epoch leaves it
+            for progress, numbers in zip(self._progress, self._busy, strict=True):
+                for number in numbers:
+                    progress.count(self._waiting[number])
+        if not fresh or not reading.is_iterable:
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))

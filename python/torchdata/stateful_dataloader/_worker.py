@@ -161,7 +161,6 @@ class Shard:
                 return
             with contextlib.suppress(Exception):
                 self.reader.read(self.index_of(index))
-        self.watch.look()
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Start) -> Batches:
         """Begins an epoch: its units, for the pump.
@@ -232,6 +231,7 @@ class Shard:
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
+        self.watch.look()  # `begin` may take a place at the end of the last epoch
         if place is not None:
             self.reader.restore(place)
         if place is None or fresh:

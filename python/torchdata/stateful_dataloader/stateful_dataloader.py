@@ -24,6 +24,7 @@ from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fitting import facts_of, fitted, shards_of
+from torchdata.stateful_dataloader._generators import GLOBAL, encoded, read
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
@@ -307,6 +308,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         }
         # Each has a copy of its own, because a checkpoint is loaded into them.
         places = [unstarted_place(self.dataset, is_iterable) for _ in range(self.num_workers or 1)]
+        if self.num_workers == 0:  # samples may be drawn from the program's generators
+            places[0]["random"] = {name: encoded(read(name)) for name in GLOBAL}
         generators = {"now": self._drawing.encoded(self._drawing.now())}
         ours = {"unstarted": True, "generators": generators, "loader": facts_of(self)}
         return laid_out(main, places, ours, self.num_workers)
@@ -325,9 +328,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
-            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream
-                without a state, which is read again, gives other samples than before. False passes over as many batches
-                in both cases, so samples may repeat or be missing.
+            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream or a
+                sampler without a state, which is read again, gives other samples or indices than before. False passes
+                over as many batches in both cases, so samples may repeat or be missing.
 
         Raises:
             TypeError: it is no dict.

@@ -17,6 +17,7 @@ from torchdata.dataloader2.services.orders import Orders
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
 
 
 @dataclass
@@ -36,13 +37,20 @@ def as_case(number: int) -> Case:
 class Shuffled:
     """Numbers in an order of its own in each process."""
 
-    def __init__(self, size: int, make: Callable[[int], Any] = int) -> None:
-        self.size, self.make = size, make
+    def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
+        self.size, self.make, self.seed = size, make, seed
 
     def __iter__(self) -> Iterator[Any]:
         numbers = list(range(self.size))
-        random.Random().shuffle(numbers)
+        random.Random(self.seed).shuffle(numbers)
         return map(self.make, numbers)
+
+
+class SizedSampler(Shuffled):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.size
 
 
 class Augmented:
@@ -100,6 +108,15 @@ def test_a_loader_of_a_data_set_compares_the_items_before_it_batches_them() -> N
     error = pytest.raises(RuntimeError, match="IterableWrapper over Shuffled in different orders")
     with DataLoader2.from_dataset(Shuffled(200), batch_size=8, num_workers=2) as loader, error:
         list(loader)
+
+
+@pytest.mark.parametrize("size", [6, 40, 500, 20_000])
+@pytest.mark.parametrize("make", [SizedSampler, Shuffled], ids=["with a length", "without one"])
+def test_the_indices_of_a_sampler_are_compared(make: Any, size: int) -> None:
+    pipe = SequenceWrapper(range(size)).sample_by(make(size)).map(str).sharding_filter()
+    fails(pipe, 3)
+    with loading(SequenceWrapper(range(size)).sample_by(make(size, seed=3)).sharding_filter(), 3) as loader:
+        assert sorted(loader) == list(range(size))
 
 
 def test_an_epoch_without_an_end_is_compared_while_it_runs() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
 
 POSITIONS = 2, 5, 9, 15
 
@@ -90,6 +91,21 @@ def test_an_unseeded_order_is_refused_in_the_main_process(make: Callable[[Any], 
         ):
             resumed(make(stream()), 0, state)
         assert len(resumed(make(stream()), 0, state, strict=False)) == len(rest)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_sampler_without_a_length_in_an_unseeded_order_is_refused(workers: int) -> None:
+    def pipe(seed: int | None) -> Any:
+        return SequenceWrapper(range(20)).sample_by(InRandomOrder(seed)).sharding_filter()
+
+    for items in POSITIONS:
+        state, rest = state_and_rest(pipe(3), workers, items)
+        assert resumed(pipe(3), workers, state) == rest
+        if workers < 2:  # workers that read different orders are another error
+            state, rest = state_and_rest(pipe(None), workers, items)
+            with pytest.raises(RuntimeError, match="does not repeat itself"):
+                resumed(pipe(None), workers, state)
+            assert len(resumed(pipe(None), workers, state, strict=False)) == len(rest)
 
 
 def test_a_generator_function_and_a_data_set_in_an_unseeded_order_are_refused() -> None:
@@ -213,10 +229,10 @@ def test_sequences_are_not_sampled() -> None:
         assert "digest" not in pipe.state_dict()
 
 
-def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one() -> None:
-    pytest.importorskip("torch", reason="nodes need PyTorch")
-    from torchdata.nodes import IterableWrapper as Node
-    from torchdata.nodes import Loader
+@pytest.mark.parametrize("name", ["IterableWrapper", "SamplerWrapper"])
+def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one(name: str) -> None:
+    nodes = pytest.importorskip("torchdata.nodes", reason="nodes need PyTorch")
+    Node, Loader = getattr(nodes, name), nodes.Loader
 
     for seed in (None, 3):
         for items in POSITIONS:

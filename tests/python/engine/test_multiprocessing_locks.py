@@ -139,6 +139,55 @@ def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(un
     run_busy("torch_seeds", "of_one_that_seeds", unread, 3, 20, tmp_path / "program.py")
 
 
+def replacing_loaders():
+    """By name, the items of a loader whose workers seed PyTorch and are replaced, and its process ids."""
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.nodes import IterableWrapper as Source
+    from torchdata.nodes import Loader, ParallelMapper
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def seeded(x):
+        sys.modules["torch"].manual_seed(x)
+        return x
+
+    service = MultiProcessingReadingService(2, "fork", on_worker_exit="restart", worker_prefetch_cnt=1)
+    node = ParallelMapper(Source(range(20)), seeded, 2, method="process", on_worker_exit="restart")
+    return {
+        "DataLoader2": DataLoader2(IterableWrapper(range(20)).sharding_filter().map(seeded), reading_service=service),
+        "StatefulDataLoader": StatefulDataLoader(
+            range(20), None, num_workers=2, collate_fn=seeded, prefetch_factor=1, on_worker_exit="restart"
+        ),
+        "nodes": Loader(node),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*was killed by SIGKILL")
+@pytest.mark.parametrize("name", ["DataLoader2", "StatefulDataLoader", "nodes"])
+def test_a_worker_is_replaced_while_a_thread_holds_the_lock_of_torchs_devices(name):
+    torch = pytest.importorskip("torch", reason="the lock is its")
+    loader = replacing_loaders()[name]
+    iterator = iter(loader)
+    items = [next(iterator)]
+    holds, over = threading.Event(), threading.Event()
+
+    def hold():
+        with torch.cuda._initialization_lock:
+            holds.set()
+            over.wait(200)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert holds.wait(60)
+        os.kill(loader.worker_pids()[0], signal.SIGKILL)
+        items += iterator
+    finally:
+        over.set()
+        thread.join()
+        getattr(loader, "shutdown", lambda: None)()
+    assert items == list(range(20))
+
+
 def run_busy(busy, started, output, threads, times, path):
     script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
     if "torch" not in busy:

@@ -90,6 +90,36 @@ def test_reads_of_the_main_process_are_not_taken_for_those_of_workers(family, fi
     assert told(family, opens, between=lambda: row(file, 5)) == []
 
 
+class OpensAnew:
+    """An object that opens its file when it is first used or unpickled, as a zarr store does."""
+
+    def __init__(self, path):
+        self.path, self.file = path, None
+
+    def __getstate__(self):
+        return {"path": self.path}
+
+    def __setstate__(self, state):
+        self.path = state["path"]
+        self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - the process closes it
+
+    def __call__(self, x):
+        if self.file is None:
+            self.__setstate__({"path": self.path})
+        return row(self.file, x)[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_object_that_opens_its_file_anew_when_unpickled_has_a_position_in_each_worker(family, method, path):
+    rows = bytes(x % 256 for x in range(COUNT))
+    path.write_bytes(b"".join(bytes([x]) * ROW for x in rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with FAMILIES[family](method, OpensAnew(path), COUNT) as items:
+            assert bytes(items) == rows
+
+
 def test_reads_of_a_thread_in_the_main_process_are_not_taken_for_those_of_workers(file, path):
     over, began = threading.Event(), threading.Event()
 

@@ -138,6 +138,12 @@ def test_what_is_no_state_of_a_loader_is_refused_when_it_is_loaded(garbage: Any)
     assert list(loader) == [0, 1, 2]
 
 
+def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
+    loader = Loader(numbers(3))
+    with pytest.raises(ValueError, match=r"load the part of it that is one: load_state_dict\(state\['data'\]\)"):
+        loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
+
+
 # -- a fuzz -------------------------------------------------------------------------------------------
 
 GRAPHS: list[Callable[[], BaseNode[Any]]] = [
@@ -182,6 +188,7 @@ def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
                 yield from fields_of(value, (*path, key))
 
 
+@pytest.mark.filterwarnings("ignore:SamplerWrapper. the first")
 def test_two_thousand_mutations_end_in_a_place_or_an_error_without_a_hang_or_much_memory() -> None:
     chance, refused, loaded = random.Random(1), 0, 0
     saves = [(make, [saved(make, items) for items in (0, 1, 3, 5)]) for make in GRAPHS]

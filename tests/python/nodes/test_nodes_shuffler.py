@@ -132,6 +132,16 @@ def test_a_collator_collates_as_torch_does_unless_it_has_a_function() -> None:
     assert len(Loader(node)) == 3
 
 
+@pytest.mark.parametrize(
+    ("items", "note"),
+    [([1, None], "None cannot be collated, and item 1"), ([{"a": 1}, {"b": 1}], "All items of a batch need the same")],
+)
+def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(items: list[Any], note: str) -> None:
+    with pytest.raises((RuntimeError, KeyError)) as caught:
+        list(Collator(IterableWrapper(items), 2))
+    assert note in caught.value.__notes__[0]
+
+
 def test_a_batch_whose_collating_was_cut_off_comes_again() -> None:
     def interrupted(batch: list[int], calls: list[int] = []) -> tuple[int, ...]:  # noqa: B006
         calls.append(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import random
 import time
 from collections.abc import Iterator
@@ -14,9 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from torch.utils.data import Dataset, IterableDataset  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
 
-from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, seed_all  # noqa: E402
+from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, saved_at, seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -148,6 +149,25 @@ def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(
             assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
+def test_random_draws_go_on_from_a_state_of_before_the_first_loop(name: str) -> None:
+    """The program that resumes is seeded otherwise, and draws before and after it loads the state."""
+
+    def make() -> Any:
+        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
+
+    seed_all()
+    loader = make()
+    state = json.loads(json.dumps(loader.state_dict()))
+    whole = epochs_of(loader, 2)
+    seed_all(43)
+    later = make()
+    seed_all(44)
+    later.load_state_dict(state)
+    torch.rand(3)
+    assert epochs_of(later, 2) == whole
+
+
 def test_seeds_of_workers_go_on() -> None:
     def make() -> Any:
         return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
@@ -173,3 +193,127 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
     for _ in range(8):
         next(iterator)
     assert "workers" not in loader.state_dict()["_torchdata_rs"][0]
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_random_draws_go_on_after_a_second_state(options: dict[str, Any]) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(Noisy(), batch_size=2, **options)
+
+    def resumed(state: Any) -> Any:
+        seed_all(43)
+        loader = make()
+        loader.load_state_dict(state)
+        return loader
+
+    seed_all()
+    whole = epochs_of(make(), 1)[0]
+    for first, second in [(1, 1), (2, 1), (3, 2)]:
+        seed_all()
+        state = saved_at(resumed(saved_at(make(), 0, first)), 0, second)
+        assert [plain(batch) for batch in resumed(state)] == whole[first + second :], (first, second)
+
+
+class ShortEpochs(Sampler[int]):
+    """Epochs of these lengths."""
+
+    def __init__(self, counts: tuple[int, ...]) -> None:
+        self.counts, self.epoch = counts, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.counts[self.epoch % len(self.counts)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+
+class CountsReads(Dataset[Any]):
+    """Samples that tell how many its worker has read."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.tensor([index, self.reads])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = state["reads"]
+
+
+@pytest.mark.parametrize("on_worker_exit", ["error", "restart"])
+@pytest.mark.parametrize("dataset", [Noisy, CountsReads])
+@pytest.mark.parametrize("left_after", [None, 1, 5])
+def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
+    dataset: Any, left_after: int | None, on_worker_exit: Any
+) -> None:
+    """Workers that live on keep their generators and datasets, whether an epoch was left or ended."""
+    counts = (16, 1, 0, 7)
+
+    def make() -> Any:
+        return StatefulDataLoader(
+            dataset(),
+            batch_size=2,
+            sampler=ShortEpochs(counts),
+            num_workers=2,
+            persistent_workers=True,
+            on_worker_exit=on_worker_exit,
+        )
+
+    def epochs(loader: Any, first: int, stop: tuple[int, int] | None = None) -> Any:
+        found = []
+        for epoch in range(first, len(counts)):
+            loader.sampler.set_epoch(epoch)
+            batches: list[Any] = []
+            iterator = iter(loader)
+            if stop == (epoch, 0):
+                return loader.state_dict()
+            for batch in itertools.islice(iterator, left_after if epoch == 0 else None):
+                batches.append(plain(batch))
+                if stop == (epoch, len(batches)):
+                    return loader.state_dict()
+            if stop is not None and stop[0] == epoch:
+                return loader.state_dict()
+            found.append(batches)
+        return found
+
+    seed_all()
+    whole = epochs(make(), 0)
+    for epoch, count in [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0)]:
+        seed_all()
+        state = json.loads(json.dumps(epochs(make(), 0, (epoch, count))))
+        is_over = state["_iterator_finished"]
+        later = make()
+        later.load_state_dict(state)
+        found = epochs(later, epoch + is_over)
+        wanted = whole[epoch + is_over :]
+        assert found == (wanted if is_over else [wanted[0][count:], *wanted[1:]]), (epoch, count)
+
+
+def test_a_stream_that_ends_after_its_epoch_was_left_goes_on_with_its_random_draws() -> None:
+    """A worker reads what it was ordered, also if it begins so late that the next epoch was begun."""
+    is_left = multiprocessing.get_context("fork").Event()
+
+    def make(init: Any = None) -> Any:
+        options = {"persistent_workers": True, "multiprocessing_context": "fork", "worker_init_fn": init}
+        return StatefulDataLoader(NoisyStream(), batch_size=6, num_workers=2, **options)
+
+    seed_all()
+    loader = make(lambda worker: worker == 0 or is_left.wait(20))
+    next(iter(loader))
+    iterator = iter(loader)
+    is_left.set()
+    next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
+    later = make()
+    later.load_state_dict(state)
+    assert epochs_of(later, 3) == whole

@@ -258,3 +258,45 @@ def test_draws_of_a_sampler_beside_the_program_s_are_kept_in_a_few_bytes_each() 
     few = len(json.dumps(loader.state_dict()))
     read(batches, 10, draws=True)
     assert len(json.dumps(loader.state_dict())) < few + 10 * 60
+
+
+class Unseeded(Sampler[int]):
+    """Its order follows from a generator that it makes in each epoch."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(30)]
+        random.Random(self.seed).shuffle(order)
+        yield from order
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda sampler: {"sampler": sampler, "batch_size": 4},
+        lambda sampler: {"sampler": sampler, "batch_size": None},
+        lambda sampler: {"batch_sampler": BatchSampler(sampler, 4, False)},
+    ],
+    ids=["batches", "single", "batch sampler"],
+)
+def test_a_sampler_that_does_not_repeat_itself_is_refused(options: Any, workers: int) -> None:
+    for batches in (3, 6):
+        for seed in (None, 5):
+            loader = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
+            iterator = iter(loader)
+            for _ in range(batches):
+                next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            rest = [batch if isinstance(batch, int) else batch.tolist() for batch in iterator]
+            later = StatefulDataLoader(range(30), num_workers=workers, **options(Unseeded(seed)))
+            later.load_state_dict(state)
+            if seed is None:
+                with pytest.raises(ValueError, match="the sampler does not repeat itself"):
+                    iter(later)
+                later.load_state_dict(state, strict=False)
+                assert len(list(later)) == len(rest)
+            else:
+                assert [batch if isinstance(batch, int) else batch.tolist() for batch in later] == rest

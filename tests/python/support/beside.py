@@ -158,7 +158,7 @@ def driver_of(
             columns[name].append(verdict)
         ours, *theirs = found
         if ours.told:
-            beside = "".join(f" (beside: {one.told or 'exact'})" for one in theirs)
+            beside = "".join(f" (beside: {one.unknowable or one.told or 'exact'})" for one in theirs)
             raise Wrong(f"{ours.category}: {ours.words}\n    {ours.told}{beside}")
         return 1
 

@@ -15,6 +15,7 @@ from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
 from torchdata.datapipes.iter.ordering.combinatorics import Shuffler
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.map.callable import Mapper as MapMapper
+from torchdata.datapipes.map.combinatorics import IndexSampler
 from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
@@ -70,7 +71,9 @@ def _sources_of(graph: Graph, pipe: Any) -> str:
     """The sources that a pipe reads, in words."""
     names = []
     for source in graph.at(pipe):
-        if not graph.sources(source):
+        if type(source) is IndexSampler:
+            names.append(f"the {name_of(source)} over {type(source.sampler).__name__}")
+        elif not graph.sources(source):
             iterable = vars(source).get("iterable")
             within = "" if iterable is None else f" over {getattr(iterable, '__name__', type(iterable).__name__)}"
             names.append(f"the {name_of(source)}{within}")

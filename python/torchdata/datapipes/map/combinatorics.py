@@ -10,13 +10,14 @@ import random
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, length_of
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
+from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.declared import state
@@ -148,6 +149,10 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
     #: The order of the running iteration, if the sampler knows its length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
+    #: The reading of a sampler without a length.
+    _stream: SampledStream | None = state(None, saved=False)
+    #: Whether indices that are read again after a resume are compared with those before.
+    _is_strict = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
         check_map_pipe("IndexSampler", datapipe)
@@ -183,11 +188,34 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         """The indices that this iteration still has to read."""
         if self._order is None:
             assert self._epoch_seed is not None
-            drawn = self._drawn(PrivateRandomness(self._epoch_seed))
+            randomness = PrivateRandomness(self._epoch_seed)
             if not isinstance(self.sampler, Sized):
-                return islice(drawn, passed(self), None)
-            self._order = list(drawn)
+                self._stream = self._stream or SampledStream(self._name())
+                make = partial(self._drawn, randomness)
+                return self._stream.read(make, passed(self), is_strict=self._is_strict)
+            self._order = list(self._drawn(randomness))
         return iterate_by_index(self._order, passed(self))
+
+    def _name(self) -> str:
+        return f"the sampler {type(self.sampler).__name__}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of a sampler with a length, or a checksum of some indices of another one, and the epoch."""
+        return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration resume in the epoch of the saved state.
+
+        Raises:
+            TypeError, ValueError: the state is damaged.
+        """
+        state_dict = dict(state_dict)
+        stream = state_dict.pop("stream", None)
+        self._load_declared(state_dict)
+        self._stream = None if stream is None else SampledStream(self._name(), stream)
+
+    def _compare(self, is_strict: bool) -> None:
+        self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
         """The indices of the sampler, with its own course of the global generators."""

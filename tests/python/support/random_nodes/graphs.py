@@ -70,9 +70,13 @@ class Graph:
     def tells_reading_ahead(self) -> bool:
         """Whether an epoch depends on how far threads had read ahead in the one before it, when that was left.
 
-        That is so where a source counts how often it begins, and begins more than once in an epoch, or not in each.
+        That is so where a source, or a node that chooses at random, counts how often it begins, and begins more than
+        once in an epoch, or not in each.
         """
-        return self.counts and bool(self.kinds & {"several sources", "cycled"})
+        return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
+            "weighted",
+            "cycled",
+        } <= self.kinds
 
     def build(self) -> BaseNode[Any]:
         """The last node."""
@@ -96,7 +100,7 @@ class Graph:
         kinds += ["weighted", "weighted"] * (depth < 2) + ["round robin"] * (depth < 2 and not self.common)
         kind, size = self.chance.choice(kinds), self.chance.choice([0, 1, 2, 5, 9])
         if kind in ("weighted", "round robin"):
-            self.kinds.add("several sources")
+            self.kinds |= {"several sources", kind}
             return self.several(kind, depth)
         self.say(f"{kind}({size})")
         if kind == "range":

@@ -156,9 +156,6 @@ class Program:
             return "out of order, time decides which worker reads a sample"
         if (over or self.stop_at == "before") and self.is_shared_anew:
             return "the dataset is shared out among another number of workers from the next epoch on"
-        unstarted = self.stop_at == "before" and self.stop_epoch == 0
-        if unstarted and self.workers == 0 and self.noisy and self.seeds != "same":
-            return "a state before the first loop does not hold the program's generators, which it seeds otherwise"
         if over and self.draws_behind_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
             return "only the run that was not stopped draws from the global generators before its next epoch"
         if len(self.breaks) > 1 and self.later_workers_matter(self.stop_epoch + over):

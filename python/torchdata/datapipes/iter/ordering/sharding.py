@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from torchdata.datapipes._pipe import witnessing
@@ -163,8 +164,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         takes_a_part = not self._shard().is_whole and type(self) is ShardingFilter
         if takes_a_part and can_wait(self.source_datapipe):
-            indices, load = begin_unloaded(self.source_datapipe)
-            return map(load, self._share_of(indices))
+            indices, load = self._iter_unloaded()
+            return map(load, indices)
         if self._divides_among_workers() and read_whole(Graph(self.source_datapipe).pipes):
             return self._share_of(begin_whole(lambda: iter(self.source_datapipe)))
         begin = begin_sharing if takes_a_part else iter
@@ -175,7 +176,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         indices, load = begin_unloaded(self.source_datapipe)
-        return self._share_of(indices), load
+        return self._share_of(indices, is_unloaded=True), load
 
     def _loads(self) -> Load:
         return self.source_datapipe._loads()  # type: ignore[attr-defined, no-any-return]
@@ -188,16 +189,24 @@ class ShardingFilter(IterDataPipe[T_co]):
             and (self.sharding_group_filter is None or group == self.sharding_group_filter)
         )
 
-    def _share_of(self, source: Iterator[Any]) -> Iterator[Any]:
-        """This process's share of the items of an iterator."""
+    def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
+        """This process's share of the items of an iterator.
+
+        Args:
+            source: the iterator.
+            is_unloaded: whether it yields indices. The source is not iterated itself then, so its token does not show
+                when they end.
+        """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         witness = witnessing.current
         is_compared = self.source_splits_itself or self._divides_among_workers()
         if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
             return self._running.share_of(source, self._taken)
-        token = token_of(self.source_datapipe)
         watch = witness.watch(self, self._taken)
+        if is_unloaded:  # a chain stays at its end
+            return self._running.share_of(chain(source), self._taken, watch, lambda: False)
+        token = token_of(self.source_datapipe)
         return self._running.share_of(source, self._taken, watch, lambda: token.finished)
 
     def __len__(self) -> int:
