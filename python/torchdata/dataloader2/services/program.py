@@ -28,7 +28,7 @@ from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_shar
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.dataloader2.services.watching import watched_filters
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
