@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import SavedPlaces, read
@@ -18,11 +18,11 @@ from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
-from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, entries_in, with_randomness
+from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, entries_in
 from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes.state import replays
+from torchdata.datapipes.state import replays_in
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
@@ -71,8 +71,9 @@ class StateKeeper:
         if not has_begun and self.loaded is not None and not items_ago:
             if run.saved_places is not None and len(run.saved_places.places) > 1:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-            saved = self.loaded.saved or {}  # nothing has happened since it was loaded
-            return with_randomness(saved, self._seeds.randomness()) if self._seeds.is_since_load else dict(saved)
+            if self._seeds.is_since_load:
+                return dump(replace(self.loaded, randomness=self._seeds.randomness()))
+            return dict(self.loaded.saved or {})  # nothing has happened since it was loaded
         if pipeline.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         pipeline.require_pipe()
@@ -247,7 +248,7 @@ def _again(place: Position) -> Iterator[tuple[str, int, float]]:
 def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, float]]:
     if sealed is None or len(sealed) > _LARGE:
         return
-    for name, items, seconds in replays({"pipes": entries_in(unseal(sealed, "a snapshot of this state"))}):
+    for name, items, seconds in replays_in(entries_in(sealed)):
         yield f"{name}{where}", items, seconds
 
 

@@ -206,7 +206,7 @@ class EpochRun:
             position.find_output()
         service = pipeline.service
         if not is_new:
-            place = self._fitted(place, strict)
+            place = self._fitted(place)
         if between is not None:
             position.load_between(between)
         if pipeline.skips:
@@ -244,17 +244,13 @@ class EpochRun:
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
 
-    def _fitted(self, place: Position | None, strict: bool) -> Position | None:
+    def _fitted(self, place: Position | None) -> Position | None:
         """The place that was loaded, for as many workers and ranks as there are now."""
         saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
-        try:
-            if place is not None:
-                place = saved.fitted(self.pipeline, output)
-        except ValueError:
-            self.place = None if place is None else (place, strict)  # no epoch begins in its stead
-            raise
+        if place is not None:
+            place = saved.fitted(self.pipeline, output)
         saved.suit_seeds(self.pipeline.contract, self.seeds)
         self.saved_places = None
         return place

@@ -20,14 +20,16 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchdata._engine.snapshots import seal, unseal
+from torchdata._engine.snapshots import seal
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
-from torchdata.dataloader2.state.position import Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.position import Content, Position, Processes, WorkersPosition
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.layout import Entry
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.pinning import PinMemory
@@ -37,10 +39,10 @@ from torchdata.datapipes.state import (
     forget_state,
     is_one_to_one,
     iterate,
+    load_entries,
     load_generators,
-    load_state,
+    save_entries,
     save_generators,
-    save_state,
     set_strictness,
     standing_still,
 )
@@ -101,10 +103,8 @@ class Tracker:
         self._is_behind_loaded = False
         #: The seeds with which that one began.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, as far as it matters to the next one.
-        self._end: Position | None = None
-        #: Why nobody knows where it ended, if that is so.
-        self._unknown_end: str | None = None
+        #: Where the last epoch ended, as far as it matters to the next one, or why nobody knows that.
+        self.end: Position | str | None = None
         #: How many epochs had begun before one whose beginning was cut off, if one was and none has begun since.
         self._epochs_before: int | None = None
         #: When this run of the epoch began, and the seconds that earlier ones had taken.
@@ -240,17 +240,17 @@ class Tracker:
         try:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # threads draw random numbers, too
-                graph, generators = save_state(pipes, described=False), save_generators()
+                entries, generators = save_entries(pipes), save_generators()
         except UnorderedSet:  # reading it again would give other items
             raise
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None
         if output is None:
-            return Position(given, graph=seal(graph), generators=seal(generators))
-        entries, own = graph["pipes"], pipes.index(output)
+            return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
+        own = pipes.index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
-            entries[own] = {"type": entries[own]["type"], "how": "begin"}
+            entries[own] = Entry(entries[own].type)
         read = self._read_by_main(entries[own], output)
         if read is not None:
             place = output.place(read)  # threads may have taken more since
@@ -260,18 +260,19 @@ class Tracker:
             return None
         if place is None or output.run is not run:  # a thread reads another pass by now
             return None
-        return Position(given, graph=seal(graph), workers=place, in_main=False, untold=output.untold(place))
+        return Position(
+            given, graph=sealed(Content(entries)), workers=place, in_main=False, untold=output.untold(place)
+        )
 
-    def _read_by_main(self, entry: dict[str, Any], output: WorkerOutput) -> int | None:
+    def _read_by_main(self, entry: Entry, output: WorkerOutput) -> int | None:
         """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
 
         Returns:
             None if a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
         """
-        if entry["how"] == "restore":
+        if entry.restores:
             # If the pipes above are replayed that is where this run began.
-            read: int = entry["yielded"]
-            return read - self._yielded_before if output.is_in_first_pass else read
+            return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
         return 0  # nobody has read them: they stand where this run found them
@@ -288,14 +289,14 @@ class Tracker:
         """The place between two epochs."""
         pipeline = self._pipeline
         if pipeline.is_taken_over and self.output is not None:
-            if self._unknown_end is not None:
-                raise RuntimeError(self._unknown_end)
-            return self._end or self._end_in_main()
+            if isinstance(self.end, str):
+                raise RuntimeError(self.end)
+            return self.end or self._end_in_main()
         if pipeline.datapipe is None or pipeline.contract.has_workers():
             return None
         self._require_no_drift()
         try:
-            graph = seal(save_state(pipeline.datapipe, described=False)) if self._has_lasting() else None
+            graph = sealed(Content(save_entries(pipeline.datapipe))) if self._has_lasting() else None
         except Exception:
             graph = None
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
@@ -307,7 +308,7 @@ class Tracker:
             return None
         self._require_no_drift()
         try:
-            graph = seal(save_state(self._pipeline.datapipe, described=False))
+            graph = sealed(Content(save_entries(self._pipeline.datapipe)))
             return Position(0, ended=True, graph=graph, in_main=False)
         except Exception:
             return None
@@ -334,19 +335,14 @@ class Tracker:
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self._may_count = self.output is not None and not self.output.is_local and _only_counts(graph)
 
-    @property
-    def end(self) -> tuple[Position | None, str | None]:
-        """Where the last epoch ended, as far as that matters to the next one, and why nobody knows, if that is so."""
-        return self._end, self._unknown_end
-
-    def go_back(self, end: tuple[Position | None, str | None], epochs: int) -> None:
+    def go_back(self, end: Position | str | None, epochs: int) -> None:
         """Goes back to between two epochs, the second of which was to begin and has not.
 
         Args:
             end: the `end` of before.
             epochs: how many had begun by then.
         """
-        self._end, self._unknown_end = end
+        self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
@@ -357,7 +353,7 @@ class Tracker:
         self._before = self._cut_at = self._lost = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.seconds or 0.0
-        self._end = self._unknown_end = None
+        self.end = None
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
@@ -377,7 +373,7 @@ class Tracker:
         if output is not None and mark.workers is not None:
             output.go_on_at(mark.workers, strict)
         elif mark.beginning is not None:
-            load_generators(unseal(mark.beginning, "the generators of this loader state"))
+            load_generators(generators_in(mark.beginning))
 
     def _require_same_place(self, place: Position, moment: str, advice: str) -> None:
         """Raises ValueError if workers run the graph now and did not when the place was taken, or the reverse."""
@@ -396,14 +392,14 @@ class Tracker:
         if resumed is None and self.output is not None:
             forget_state(self.output)  # what was loaded into it was of the epoch before
         if graph is not None and resumed is not None and resumed.graph is not None:
-            saved = unseal(resumed.graph, "the graph of this loader state")
-            load_state(graph, saved)
+            entries = entries_in(resumed.graph)
+            load_entries(graph, entries)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if _was_read_out(saved, self.output, graph):
+                if entries[graph.index(self.output)].finished:  # main had come to the end of the workers' items
                     self.output.read_out()
         if resumed is not None and resumed.generators is not None:  # first: threads begin with the iterator
-            load_generators(unseal(resumed.generators, "the generators of this loader state"))
+            load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
             set_strictness(graph, self._is_strict)
@@ -453,29 +449,28 @@ class Tracker:
         try:
             place = self.take(0)
         except Exception as error:
-            self._unknown_end = str(error)  # the error itself would keep the processes
+            self.end = str(error)  # the error itself would keep the processes
             return
         # If main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
         is_at_end = place is not None and self._marks[-1] is not before and place.graph is self._marks[-1].graph
         if place is not None and is_at_end and place.graph is not None and place.workers is not None:
             place = replace(place, graph=self._with_output_read_out(place.graph, output))
-        self._end = None if place is None else replace(place, ended=True)
+        self.end = None if place is None else replace(place, ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
         """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
         token = token_of(output)
         if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
-        saved = unseal(graph, "the graph of this loader")
-        entry = saved["pipes"][Graph(self._pipeline.datapipe).index(output)]
-        entry |= {"how": "restore", "yielded": token.yielded, "finished": True, "state": {}}
-        return seal(saved)
+        entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
+        entries[own] = replace(entries[own], restores=True, yielded=token.yielded, finished=True, state={})
+        return sealed(Content(entries))
 
     def go_on_between(self, place: Position) -> None:
         """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if place.generators is not None:
-            load_generators(unseal(place.generators, "the generators of this loader state"))
+            load_generators(generators_in(place.generators))
 
     def load_between(self, place: Position) -> None:
         """The same for the graph, once the service has taken it over."""
@@ -484,22 +479,17 @@ class Tracker:
         self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
         if place.beginning is not None:  # what is replayed draws what it drew
-            load_generators(unseal(place.beginning, "the generators of this loader state"))
+            load_generators(generators_in(place.beginning))
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # as that epoch began
-        load_state(self._pipeline.datapipe, unseal(place.graph, "the graph of this loader state"))
+        load_entries(self._pipeline.datapipe, entries_in(place.graph))
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # the pass that has ended; the next one begins anew
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
-
-
-def _was_read_out(saved: dict[str, Any], output: WorkerOutput, graph: Graph) -> bool:
-    """Whether main's pipes had come to the end of the workers' items where the state of main's part was taken."""
-    return bool(saved["pipes"][graph.index(output)].get("finished"))
 
 
 def _only_counts(graph: Graph) -> bool:
@@ -531,6 +521,5 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
-        loaded, below = (record_of(pipe).loaded or {} for pipe in (graph.end, fullsync))
-        held = below.get("yielded", 0) - loaded.get("yielded", 0)
-        fullsync.make_again(drop + loaded.get("drop", 0) - held)
+        loaded, below = (record_of(pipe).loaded or Entry("") for pipe in (graph.end, fullsync))
+        fullsync.make_again(drop + (loaded.drop or 0) - (below.yielded - loaded.yielded))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.state.layout import parse
+from torchdata.dataloader2.state.layout import entries_in, parse
 from torchdata.dataloader2.state.position import LoaderState, Position, SavedRanks, Shard
-from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers, shards_of, types_in
+from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers, shards_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class SavedPlaces:
         if output is None:
             return place
         place = in_workers(place, pipes) if place.in_main else place
-        if place.graph is not None and AHEAD in types_in(place.graph)[len(Graph(pipeline.datapipe)) :]:
+        above = () if place.graph is None else entries_in(place.graph)[len(Graph(pipeline.datapipe)) :]
+        if any(entry.type == AHEAD for entry in above):
             pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead
         return place
 
@@ -162,26 +163,23 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
 def _check_alike(states: Mapping[int, LoaderState]) -> None:
     """Raises ValueError if the states were not saved after the same step, or of different loaders."""
     first = min(states)
+    other = states[first]
     for rank, state in states.items():
         for name, is_alike in (
-            ("pipeline", _words(state) == _words(states[first])),
-            ("service", state.service == states[first].service),
+            ("pipeline", (state.outline and state.outline.words) == (other.outline and other.outline.words)),
+            ("service", state.service == other.service),
         ):
             if not is_alike:
                 raise ValueError(
                     f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
                     "its own, it has to load its own state"
                 )
-        moments = [_moment(states[first]), _moment(state)]
+        moments = [_moment(other), _moment(state)]
         if moments[0] != moments[1]:
             raise ValueError(
                 f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
                 f"{moments[1][0]}. Save them on all ranks after the same step"
             )
-
-
-def _words(state: LoaderState) -> str | None:
-    return None if state.outline is None else state.outline.words
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2.state.layout import entries_in, parse
 from torchdata.dataloader2.state.position import LoaderState, WorkersPosition
 from torchdata.datapipes._pipe.graph.fingerprint import short_name
+from torchdata.datapipes._pipe.state.layout import dump_entry
 
 __all__ = ["describe"]
 
@@ -76,9 +76,8 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
     if sealed is None:
         return
     yield f"{where}: {_size(len(sealed))}"
-    content = unseal(sealed, "a snapshot")
-    for entry in entries_in(content):
-        yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
+    for entry in entries_in(sealed):
+        yield f"  {entry.type}: {entry.yielded} yielded, {_size(_weight(dump_entry(entry)))}"
 
 
 def _weight(value: Any) -> int:

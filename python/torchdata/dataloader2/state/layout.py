@@ -16,10 +16,11 @@ from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import Account, Kept, KeptDealt, is_sealed, seal_of, unseal
+from torchdata._engine.snapshots import Account, Kept, KeptDealt, is_sealed, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.state.position import (
+    Content,
     LoaderState,
     Outline,
     Position,
@@ -32,14 +33,26 @@ from torchdata.dataloader2.state.position import (
 )
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
-    check_entries,
+    Entry,
     check_generators,
+    dump_graph,
+    parse_graph,
     refuse_pickled_entries,
     refuse_pickled_generators,
 )
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
-__all__ = ["STATE_VERSION", "checksum_of", "checksums", "dump", "entries_in", "parse", "with_randomness"]
+__all__ = [
+    "STATE_VERSION",
+    "checksum_of",
+    "checksums",
+    "dump",
+    "entries_in",
+    "generators_in",
+    "opened",
+    "parse",
+    "sealed",
+]
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 #: The key of a service's own state.
@@ -75,6 +88,7 @@ _KINDS = {
     **{"seconds": (float, NoneType), "own_seeds": (bool, NoneType)},
 }
 _SEALED = ("graph", "generators", "beginning")
+_MAY_LACK = ("seconds", "processes", "shards", "own_seeds")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -90,60 +104,29 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
-        RANDOMNESS_STATE_KEY_NAME: _dump_randomness(state.randomness),
+        RANDOMNESS_STATE_KEY_NAME: state.randomness and state.randomness.packed(),
         _VERSION: STATE_VERSION,
-        _PIPELINE: state.outline and {"fingerprint": state.outline.words, "length": state.outline.length},
         _POSITION: state.position and _dump_position(state.position),
     }
+    if state.outline is not None:
+        plain[_PIPELINE] = {"fingerprint": state.outline.words, "length": state.outline.length}
     if state.ranks is not None:
         plain[_RANKS] = list(state.ranks)
     return {**plain, _CHECKSUMS: checksums(plain, of_pipe)}
 
 
-def with_randomness(saved: Mapping[str, Any], randomness: Randomness) -> dict[str, Any]:
-    """A saved state with other randomness."""
-    own = {RANDOMNESS_STATE_KEY_NAME: _dump_randomness(randomness)}
-    if _CHECKSUMS not in saved:  # it is of a release that had none
-        return {**saved, **own}
-    one = checksums(own)[RANDOMNESS_STATE_KEY_NAME]
-    return {**saved, **own, _CHECKSUMS: {**saved[_CHECKSUMS], RANDOMNESS_STATE_KEY_NAME: one}}
-
-
-def _dump_randomness(randomness: Randomness | None) -> Any:
-    if randomness is None:
-        return None
-    seed, is_due, generator, initial = randomness
-    return seed, is_due, generator.exported(), initial.exported()
-
-
 def _dump_position(position: Position) -> dict[str, Any]:
-    workers = position.workers
+    workers, shards = position.workers, position.shards
     plain: dict[str, Any] = {
-        "given": position.given,
-        "drop": position.drop,
-        "ended": position.ended,
-        "graph": position.graph,
-        "generators": position.generators,
-        "beginning": position.beginning,
-        "workers": workers and _dump_workers(workers),
-        "in_main": position.in_main,
-        "seconds": position.seconds,
+        **vars(position),
+        "workers": workers and {**vars(workers), "workers": [dict(vars(shard)) for shard in workers.shards]},
         "processes": position.processes and list(position.processes),
-        "shards": position.shards and [list(astuple(shard)) for shard in position.shards],
-        "own_seeds": position.own_seeds,
+        "shards": shards and [list(astuple(shard)) for shard in shards],
     }
-    absent = {name for name in ("seconds", "processes", "shards", "own_seeds") if plain[name] is None}
-    return {name: value for name, value in plain.items() if name not in absent}
-
-
-def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
-    return {
-        "workers": [{"given": shard.given, "snapshot": shard.snapshot} for shard in workers.shards],
-        "turn": workers.turn,
-        "dispatches": workers.dispatches,
-        "dispatching": workers.dispatching,
-        "in_order": workers.in_order,
-    }
+    if workers is not None:
+        del plain["workers"]["shards"]
+    absent = {name for name in _MAY_LACK if plain[name] is None}
+    return {name: value for name, value in plain.items() if name not in absent and name != "untold"}
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
@@ -242,10 +225,10 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
         _check_checksums(state, state[_CHECKSUMS])
     if position is not None:
         with _naming(_POSITION):
-            contents = [*map(_content, _sealed(position))]
+            contents = [opened(snapshot, "a snapshot") for snapshot in _snapshots(position)]
         for content in () if allow_pickle else contents:
-            refuse_pickled_entries(entries_in(content))
-            refuse_pickled_generators(content if "random" in content else content.get("generators"))
+            refuse_pickled_entries(content.entries or ())
+            refuse_pickled_generators(content.generators)
     if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
         refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
     pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
@@ -407,7 +390,7 @@ def _account(account: Any, whose: str) -> Account:
 # -- what is sealed ----------------------------------------------------------------------------------------------------
 
 
-def _sealed(position: Position) -> Iterator[bytes]:
+def _snapshots(position: Position) -> Iterator[bytes]:
     """All that is sealed in a position."""
     yield from filter(None, (position.graph, position.generators, position.beginning))
     if position.workers is not None:
@@ -416,28 +399,45 @@ def _sealed(position: Position) -> Iterator[bytes]:
             yield position.workers.dispatching[2]
 
 
-def _content(sealed: bytes) -> dict[str, Any]:
-    """What is sealed, of which a loader can go on.
+def sealed(content: Content) -> bytes:
+    """A snapshot of pipes, and of what goes with them."""
+    graph = dump_graph(content.entries or ())
+    if content.generators is None:
+        return seal(graph)
+    read_out = {"read_out": True} if content.read_out else {}
+    return seal({"graph": graph, "generators": content.generators, **read_out})
+
+
+def opened(snapshot: Any, what: str) -> Content:
+    """What is sealed in a snapshot.
+
+    Args:
+        snapshot: the bytes.
+        what: how messages call it.
 
     Raises:
-        ValueError: it can not.
+        ValueError: nothing from which a loader can go on.
     """
-    content = unseal(sealed, "a snapshot")
+    content = unseal(snapshot, what)
     if not isinstance(content, dict):
-        raise ValueError(f"a snapshot holds an object of type {type(content).__name__}")
+        raise ValueError(f"{what} holds an object of type {type(content).__name__}")
     if "random" in content:
         check_generators(content)
-        return content
-    graph = content.get("graph", content)
-    check_entries(graph.get("pipes") if isinstance(graph, dict) else None)
-    if content.get("generators") is not None:
-        check_generators(content["generators"])
-    elif "graph" in content:
-        raise ValueError("a snapshot of a worker has no generators")
-    return content
+        return Content(None, content)
+    if "graph" not in content:
+        return Content(parse_graph(content))
+    check_generators(content.get("generators"))
+    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")))
 
 
-def entries_in(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of the pipes of a snapshot; none of generators."""
-    entries: list[dict[str, Any]] = content.get("graph", content).get("pipes", [])
-    return entries
+def generators_in(snapshot: Any) -> dict[str, Any]:
+    """The global generators that are sealed in a loader's state."""
+    generators = opened(snapshot, "the generators of this loader state").generators
+    if generators is None:
+        raise ValueError("the generators of this loader state are none")
+    return generators
+
+
+def entries_in(snapshot: Any, what: str = "the graph of this loader state") -> list[Entry]:
+    """The positions of the pipes that are sealed in a loader's state; none of generators."""
+    return [*(opened(snapshot, what).entries or ())]

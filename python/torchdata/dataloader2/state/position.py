@@ -13,8 +13,19 @@ from typing import Any, NamedTuple
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
+from torchdata.datapipes._pipe.state.layout import Entry
 
-__all__ = ["LoaderState", "Outline", "Position", "Processes", "Randomness", "Shard", "ShardPosition", "WorkersPosition"]
+__all__ = [
+    "Content",
+    "LoaderState",
+    "Outline",
+    "Position",
+    "Processes",
+    "Randomness",
+    "Shard",
+    "ShardPosition",
+    "WorkersPosition",
+]
 
 #: The number of a rank, how many there were, and whether their epoch had the seeds of one without ranks.
 SavedRanks = tuple[int, int, bool]
@@ -114,10 +125,20 @@ class Position:
         """The position when so many items were given; nothing was dropped at this one."""
         return replace(self, given=given, drop=given - self.given)
 
-    @property
-    def is_between_epochs(self) -> bool:
-        """Whether no item of the epoch is made again or passed over."""
-        return self.ended and self.workers is None
+
+@dataclass(frozen=True)
+class Content:
+    """What is sealed in a snapshot: of the pipes of main, of its generators, or of what a child runs.
+
+    Args:
+        entries: the positions of pipes; None of generators alone.
+        generators: the global generators.
+        read_out: whether the share of dispatched items had been read to its end.
+    """
+
+    entries: Sequence[Entry] | None
+    generators: dict[str, Any] | None = None
+    read_out: bool = False
 
 
 class Randomness(NamedTuple):
@@ -127,6 +148,10 @@ class Randomness(NamedTuple):
     is_due: bool
     generator: SeedGenerator
     initial: SeedGenerator
+
+    def packed(self) -> tuple[int | None, bool, bytes, bytes]:
+        """The randomness as plain data."""
+        return self.seed, self.is_due, self.generator.exported(), self.initial.exported()
 
 
 @dataclass(frozen=True)
@@ -170,4 +195,4 @@ class LoaderState:
     @property
     def is_between_epochs(self) -> bool:
         """Whether no item of its epoch is made again or passed over."""
-        return self.position is None or self.position.is_between_epochs
+        return self.position is None or (self.position.ended and self.position.workers is None)

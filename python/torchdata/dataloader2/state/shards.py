@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from torchdata._engine.snapshots import seal, unseal
-from torchdata.dataloader2.state.position import Position, Processes, Shard, ShardPosition, WorkersPosition
+from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
+from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
+from torchdata.datapipes._pipe.state.layout import Entry
 
 #: The class of the pipe with which an in-process service reads ahead.
 AHEAD = "Prefetcher"
 
-__all__ = ["AHEAD", "among_ranks", "in_workers", "shards_of", "types_in"]
+__all__ = ["AHEAD", "among_ranks", "in_workers", "shards_of"]
 
 
 def shards_of(place: Position) -> Sequence[Shard]:
@@ -113,18 +113,16 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
         )
     read, snapshot, graph = 0, None, None
     if place.graph is not None:
-        saved = unseal(place.graph, "the graph of this loader state")
-        generators = unseal(place.generators or place.beginning, "the generators of this loader state")
-        own, others = saved["pipes"][:pipes], saved["pipes"][pipes:] if pipes is not None else []
-        if others and others[0]["type"] == AHEAD:  # of an in-process service, which has put it there
-            own, others = saved["pipes"][: len(own) + 1], others[1:]
+        entries, generators = entries_in(place.graph), generators_in(place.generators or place.beginning)
+        own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
+        if others and others[0].type == AHEAD:  # of an in-process service, which has put it there
+            own, others = entries[: len(own) + 1], others[1:]
         holds = bool(others)  # what they hold may be in a pickle
-        read = own[-1].get("yielded", 0) if holds else place.given - place.drop
-        content = seal({"graph": {**saved, "pipes": own}, "generators": generators})
+        read = own[-1].yielded if holds else place.given - place.drop
+        content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or place.drop) else ((read, 0), 1, (0, 0), content)
         if holds and snapshot is not None:
-            output: dict[str, Any] = {"type": "WorkerOutput", "how": "restore", "yielded": read, "state": {}}
-            graph = seal({**saved, "pipes": [output, *others]})
+            graph = sealed(Content([Entry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
     shard = ShardPosition((place.given if alone and snapshot is None else read, 0), snapshot)
     return replace(
         place,
@@ -137,8 +135,3 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
         processes=Processes(1, False, True),
         shards=[Shard(0, 1, of_main=True)],
     )
-
-
-def types_in(sealed: bytes) -> list[str]:
-    """The classes of the pipes of a graph whose state was sealed, sources first."""
-    return [entry["type"] for entry in unseal(sealed, "the graph of this loader state")["pipes"]]
