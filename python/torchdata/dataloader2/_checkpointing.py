@@ -22,7 +22,6 @@ from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dum
 from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes.state import replays_in
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
@@ -248,8 +247,9 @@ def _again(place: Position) -> Iterator[tuple[str, int, float]]:
 def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, float]]:
     if sealed is None or len(sealed) > _LARGE:
         return
-    for name, items, seconds in replays_in(entries_in(sealed)):
-        yield f"{name}{where}", items, seconds
+    for entry in entries_in(sealed):
+        if entry.drop:
+            yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
 
 
 def _warn_of_unsaved(why: str, stacklevel: int) -> None:

@@ -291,25 +291,19 @@ class Tracker:
         if pipeline.is_taken_over and self.output is not None:
             if isinstance(self.end, str):
                 raise RuntimeError(self.end)
-            return self.end or self._end_in_main()
+            graph = None if self.end is not None else self._saved_graph()
+            return self.end if graph is None else Position(0, ended=True, graph=graph, in_main=False)
         if pipeline.datapipe is None or pipeline.contract.has_workers():
             return None
-        self._require_no_drift()
-        try:
-            graph = sealed(Content(save_entries(pipeline.datapipe))) if self._has_lasting() else None
-        except Exception:
-            graph = None
+        graph = self._saved_graph()
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
         return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
-    def _end_in_main(self) -> Position | None:
-        """The end of an epoch of which nothing but main's part of the graph remembers anything."""
-        if not self._has_lasting():
-            return None
+    def _saved_graph(self) -> bytes | None:
+        """Main's part of the graph, if epochs have left something in it, and it can be saved."""
         self._require_no_drift()
         try:
-            graph = sealed(Content(save_entries(self._pipeline.datapipe)))
-            return Position(0, ended=True, graph=graph, in_main=False)
+            return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
         except Exception:
             return None
 

@@ -15,7 +15,7 @@ global generators since the end of the graph began, or if two branches meet belo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -406,12 +406,7 @@ def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
         >>> replays(save_state(pipe))
         []
     """
-    return replays_in(parse_graph(state))
-
-
-def replays_in(entries: Iterable[Entry]) -> list[tuple[str, int, float]]:
-    """The same of entries."""
-    return [(entry.type, entry.drop, entry.seconds or 0.0) for entry in entries if entry.drop]
+    return [(entry.type, entry.drop, entry.seconds or 0.0) for entry in parse_graph(state) if entry.drop]
 
 
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:

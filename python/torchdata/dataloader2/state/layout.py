@@ -16,7 +16,7 @@ from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import Account, Kept, KeptDealt, is_sealed, seal, seal_of, unseal
+from torchdata._engine.snapshots import Account, KeptDealt, is_sealed, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.state.position import (
@@ -83,24 +83,16 @@ _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
 #: What the fields of a position hold; of a few there may be none.
-_KINDS = {
-    **{"given": (int,), "drop": (int,), "ended": (bool,), "in_main": (bool,)},
-    **{"seconds": (float, NoneType), "own_seeds": (bool, NoneType)},
-}
+_KINDS = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
+_KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
-_MAY_LACK = ("seconds", "processes", "shards", "own_seeds")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
-    """The state as plain data.
-
-    Args:
-        state: the state.
-        of_pipe: the checksum of the pipe, if it is known already.
-    """
+    """The state as plain data; `of_pipe` is the checksum of the pipe, if it is known already."""
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
@@ -125,8 +117,8 @@ def _dump_position(position: Position) -> dict[str, Any]:
     }
     if workers is not None:
         del plain["workers"]["shards"]
-    absent = {name for name in _MAY_LACK if plain[name] is None}
-    return {name: value for name, value in plain.items() if name not in absent and name != "untold"}
+    absent = {name for name in ("seconds", "processes", "shards", "own_seeds") if plain[name] is None} | {"untold"}
+    return {name: value for name, value in plain.items() if name not in absent}
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
@@ -330,15 +322,11 @@ def _processes(processes: Any, workers: WorkersPosition | None) -> Processes | N
 def _shards(shards: Any, count: int) -> list[Shard]:
     if not isinstance(shards, list) or len(shards) != count:
         raise ValueError(f"its shards are {shards!r}")
-    found = []
     for shard in shards:
-        if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool, bool):
+        fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
+        if not fits or not (0 <= shard[0] < shard[1] < _MOST and 0 <= shard[2] < shard[3] < _MOST):
             raise ValueError(f"one of its shards is {shard!r}")
-        one = Shard(*shard)
-        if not (0 <= one.worker < one.workers < _MOST and 0 <= one.rank < one.ranks < _MOST):
-            raise ValueError(f"one of its shards is {shard!r}")
-        found.append(one)
-    return found
+    return [Shard(*shard) for shard in shards]
 
 
 def _workers(place: Any) -> WorkersPosition:
@@ -359,16 +347,14 @@ def _workers(place: Any) -> WorkersPosition:
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:
-    given, snapshot = _account(worker["given"], whose), worker["snapshot"]
-    return ShardPosition(given, None if snapshot is None else _kept(snapshot, given, whose))
-
-
-def _kept(snapshot: Any, given: Account, whose: str) -> Kept:
-    sent, read_pass, share, content = snapshot
+    given = _account(worker["given"], whose)
+    if worker["snapshot"] is None:
+        return ShardPosition(given)
+    sent, read_pass, share, content = worker["snapshot"]
     sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
     if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
         raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
-    return sent, read_pass, share, content
+    return ShardPosition(given, (sent, read_pass, share, content))
 
 
 def _dealt(dealt: Any, workers: int) -> KeptDealt:
@@ -409,15 +395,7 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str) -> Content:
-    """What is sealed in a snapshot.
-
-    Args:
-        snapshot: the bytes.
-        what: how messages call it.
-
-    Raises:
-        ValueError: nothing from which a loader can go on.
-    """
+    """What is sealed in a snapshot, which messages call `what`; raises ValueError if nobody can go on from that."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")

@@ -24,13 +24,7 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
-    """The content of the engine's books as the position that a state has.
-
-    Args:
-        found: the content.
-        dispatches: whether there is a dispatching process.
-        in_order: whether main takes items in strict turn.
-    """
+    """The content of the engine's books as the position that a state has."""
     places, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in places

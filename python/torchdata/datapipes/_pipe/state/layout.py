@@ -93,9 +93,8 @@ _OPTIONAL = ("finished", "state", "seed", "follows", "skipped", "later", "drop",
 
 def dump_entry(entry: Entry) -> dict[str, Any]:
     """The entry as plain data."""
-    plain: dict[str, Any] = {"type": entry.type, "how": "restore" if entry.restores else "begin"}
-    if entry.restores:
-        plain["yielded"] = entry.yielded
+    how = {"how": "restore", "yielded": entry.yielded} if entry.restores else {"how": "begin"}
+    plain: dict[str, Any] = {"type": entry.type, **how}
     plain |= {name: value for name in _OPTIONAL if (value := getattr(entry, name)) is not None}
     if entry.left is not None:
         plain["left"] = dump_entry(entry.left)
