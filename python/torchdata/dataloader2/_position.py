@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata._engine.snapshots import seal
@@ -136,12 +135,12 @@ class Tracker:
         place, output = mark.at(given), self.output
         seconds = self._seconds_before + time.monotonic() - self._since
         if output is None:
-            return replace(place, seconds=seconds, own_seeds=self.own_seeds)
+            return place._replace(seconds=seconds, own_seeds=self.own_seeds)
         if self._untold(mark, output) is not None:
             place = self._at_beginning(given, output)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         processes = Processes(output.num_shards, output.dispatches, output.in_order)
-        return replace(place, seconds=seconds, processes=processes, shards=output.shards_begun)
+        return place._replace(seconds=seconds, processes=processes, shards=output.shards_begun)
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
@@ -213,7 +212,7 @@ class Tracker:
                 self._lost = self._lost_in_main(self.output)
             else:
                 mark, beginning = self._look(self._before + delivery.given), self._marks[:1]
-                self._marks = [] if mark is None else [replace(mark, beginning=one.beginning) for one in beginning]
+                self._marks = [] if mark is None else [mark._replace(beginning=one.beginning) for one in beginning]
                 self._is_resumed = True
             self._cut_at = int(delivery.given)
         delivery.cut = False
@@ -415,9 +414,9 @@ class Tracker:
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
-            self._marks = [replace(looked, beginning=beginning.beginning)]
+            self._marks = [looked._replace(beginning=beginning.beginning)]
         elif output is not None and output.lasts:
-            self._marks = [replace(beginning, workers=workers, untold=output.untold(workers))]
+            self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: Position | None) -> None:
         """Drops what was given behind the mark."""
@@ -448,8 +447,8 @@ class Tracker:
         # If main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
         is_at_end = place is not None and self._marks[-1] is not before and place.graph is self._marks[-1].graph
         if place is not None and is_at_end and place.graph is not None and place.workers is not None:
-            place = replace(place, graph=self._with_output_read_out(place.graph, output))
-        self.end = None if place is None else replace(place, ended=True)
+            place = place._replace(graph=self._with_output_read_out(place.graph, output))
+        self.end = None if place is None else place._replace(ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
         """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
@@ -457,7 +456,7 @@ class Tracker:
         if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
         entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
-        entries[own] = replace(entries[own], restores=True, yielded=token.yielded, finished=True, state={})
+        entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
         return sealed(Content(entries))
 
     def go_on_between(self, place: Position) -> None:

@@ -78,7 +78,7 @@ class Seeds:
 
     def randomness(self) -> Randomness:
         """The seeds, as a state holds them."""
-        return Randomness(self.seed, self.is_due, copy.copy(self.generator), copy.copy(self.initial))
+        return Randomness(self.seed, self.is_due, self.generator, self.initial)
 
     def take(self, randomness: Randomness | None) -> None:
         """Takes the seeds of a state, if it has any."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_fingerprint, difference
@@ -277,25 +276,25 @@ class _Saving:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
                 entry, raw = entry_at_beginning(each)  # which has not begun in this pass
             if raw is not None:
-                entry = replace(entry, state=to_plain(raw, name_of(each)))
+                entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
             if later is not None and later != entry.seed:
-                entry = replace(entry, later=later)
+                entry = entry._replace(later=later)
             left = _entry_anew(each) if may_be_left else entry.left
-            entries[id(each)] = replace(entry, ahead=None, left=left)
+            entries[id(each)] = entry._replace(ahead=None, left=left)
         yielded = yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded
-        own = replace(entries[id(pipe)], drop=yielded - beginning.yielded, seconds=time.monotonic() - beginning.since)
+        own = entries[id(pipe)]._replace(drop=yielded - beginning.yielded, seconds=time.monotonic() - beginning.since)
         if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
-            own = replace(own, generators=beginning.generators)
+            own = own._replace(generators=beginning.generators)
             for each, *_ in beginning.parts:
                 passes = beginning.passes.get(id(each))
                 ahead = None if passes is None or record_of(each).stamp < began else hooks_of(each)._read_ahead(passes)
                 if ahead is not None and each is pipe:
-                    own = replace(own, ahead=list(ahead))
+                    own = own._replace(ahead=list(ahead))
                 elif ahead is not None:
-                    entries[id(each)] = replace(entries[id(each)], ahead=list(ahead))
+                    entries[id(each)] = entries[id(each)]._replace(ahead=list(ahead))
         is_over = record_of(pipe).ended or self._has_finished(pipe)
-        entries[id(pipe)] = replace(own, finished=True) if is_over else own
+        entries[id(pipe)] = own._replace(finished=True) if is_over else own
         return entries
 
     def _check_grown(self, pipe: Any, beginning: Beginning) -> None:
@@ -323,19 +322,13 @@ class _Saving:
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)
             if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
-                entry = replace(entry, restores=True, yielded=token_of(pipe).yielded, finished=True)
+                entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if replayed or not record.skipped:
                 return entry
-            return replace(entry, skipped=record.skipped)  # also of one whose reader has all of it
-        entry = Entry(
-            name_of(pipe),
-            restores=True,
-            yielded=token_of(pipe).yielded,
-            finished=self._has_finished(pipe),
-            state=self._state_of(pipe),
-            skipped=record.skipped or None,
-        )
-        return with_seeds(entry, record)
+            return entry._replace(skipped=record.skipped)  # also of one whose reader has all of it
+        finished, state = self._has_finished(pipe), self._state_of(pipe)
+        seeds = record.seed, record.seeded or None
+        return Entry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
 
     def _state_of(self, pipe: Any) -> dict[str, Any]:
         return to_plain(pipe.state_dict(), name_of(pipe))
@@ -351,7 +344,7 @@ class _Saving:
 def _entry_anew(pipe: Any) -> Entry:
     """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
     entry, lasting = entry_at_beginning(pipe)
-    return entry if lasting is None else replace(entry, state=to_plain(lasting, name_of(pipe)))
+    return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def is_one_to_one(datapipe: Any) -> bool:

@@ -1,10 +1,10 @@
 """The layout of a loader's state: `dump` makes plain data of its values, and `parse` values of plain data.
 
-Role: pure functions; the one place that knows the keys. Nothing is unpickled that may run code.
+Role: pure functions. No other module knows the keys. This module unpickles nothing that may run code.
 
-A state lies in files for a long time, and comes from hubs. Damage is told by the checksums of its fields. Checksums say
-nothing of who has written them: so `parse` checks all numbers and kinds, in what is sealed too, before anything is done
-with them. The pipe in a state is a pickle, and so is what pipes hold that only pickle can.
+States are kept in files and downloaded from hubs. The checksums of the fields show damage, but not who wrote the state.
+`parse` therefore checks the type and range of each value, also in snapshots, before the value is used. The pipe in a
+state is a pickle, and so are values of pipes that need pickle.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
 #: What the fields of a position hold; of a few there may be none.
-_KINDS = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
+_KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
@@ -110,8 +110,9 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
 def _dump_position(position: Position) -> dict[str, Any]:
     workers, shards = position.workers, position.shards
     plain: dict[str, Any] = {
-        **vars(position),
-        "workers": workers and {**vars(workers), "workers": [dict(vars(shard)) for shard in workers.shards]},
+        **position._asdict(),
+        "workers": workers
+        and {**workers._asdict(), "workers": [{"given": given, "snapshot": kept} for given, kept in workers.shards]},
         "processes": position.processes and list(position.processes),
         "shards": shards and [list(astuple(shard)) for shard in shards],
     }
@@ -395,7 +396,7 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str) -> Content:
-    """What is sealed in a snapshot, which messages call `what`; raises ValueError if nobody can go on from that."""
+    """The content of a snapshot, checked. The ValueError for a damaged one calls it `what`."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")

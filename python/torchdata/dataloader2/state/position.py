@@ -59,16 +59,14 @@ class Shard:
         return replace(self, rank=rank, ranks=ranks, moved=True)
 
 
-@dataclass(frozen=True)
-class ShardPosition:
+class ShardPosition(NamedTuple):
     """What of a shard's items was given to the user, and its newest snapshot before that; None for its beginning."""
 
     given: Account
     snapshot: Kept | None = None
 
 
-@dataclass(frozen=True)
-class WorkersPosition:
+class WorkersPosition(NamedTuple):
     """The positions of all shards, whose turn it was, and the dispatching process's snapshot that fits to these."""
 
     shards: Sequence[ShardPosition]
@@ -86,8 +84,7 @@ class Processes(NamedTuple):
     in_order: bool
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where a loader was in an epoch: what was known of it after an item, and how many items were given since.
 
     Args:
@@ -123,11 +120,10 @@ class Position:
 
     def at(self, given: int) -> Position:
         """The position when so many items were given; nothing was dropped at this one."""
-        return replace(self, given=given, drop=given - self.given)
+        return self._replace(given=given, drop=given - self.given)
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """What is sealed in a snapshot: of the pipes of main, of its generators, or of what a child runs.
 
     Args:

@@ -7,7 +7,6 @@ out to the workers that it has, and the ranks take them in turn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
@@ -32,7 +31,7 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
     """The position of one of another number of ranks: it takes every `ranks`-th shard of all.
 
     Args:
-        places: the places of all ranks that there were, each in workers.
+        places: by rank, the positions of all ranks of the saved job, each with workers.
         rank: the number of this rank.
         ranks: how many there are now.
 
@@ -61,8 +60,7 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
     first = _without_held(places[0])
     turn = next((number for number, (at, _) in enumerate(own) if at >= first.turn), 0)
     entries = [entry for _, (_, entry) in own]
-    return replace(
-        places[0],
+    return places[0]._replace(
         given=sum(entry.given[0] for entry in entries),
         drop=0,
         graph=None,
@@ -90,7 +88,7 @@ def _without_held(place: Position) -> WorkersPosition:
             "shards had ended. Load the state with as many ranks, or save one between two epochs"
         )
     anew = [ShardPosition((len(range(shard, given, count)), 0)) for shard in range(count)]
-    return replace(workers, shards=anew, turn=given % count)
+    return workers._replace(shards=anew, turn=given % count)
 
 
 def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Position:
@@ -124,8 +122,7 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
         if holds and snapshot is not None:
             graph = sealed(Content([Entry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
     shard = ShardPosition((place.given if alone and snapshot is None else read, 0), snapshot)
-    return replace(
-        place,
+    return place._replace(
         drop=place.drop if snapshot is not None else 0 if alone else place.given,
         graph=graph,
         generators=None,

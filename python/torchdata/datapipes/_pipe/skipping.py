@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -109,7 +108,7 @@ def claim(owner: Any) -> None:
         if not owner_record.goes_on:  # those that are begun later in this pass have skipped nothing in it yet
             record.skipped = {}
             if record.loaded is not None:
-                record.loaded = replace(record.loaded, skipped=None)
+                record.loaded = record.loaded._replace(skipped=None)
         claimed.append(weakref.ref(pipe))
         waiting += sources_of(pipe)
     owner_record.claimed = claimed

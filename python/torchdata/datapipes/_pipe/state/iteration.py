@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -62,7 +61,7 @@ def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
         found.dropped, found.yielded = own.drop or 0, own.yielded
         found.whole, found.generators = own.generators is not None, own.generators or found.moved
         finished = own.finished if own.drop is None else None
-        own = replace(own, drop=None, finished=finished, generators=None)
+        own = own._replace(drop=None, finished=finished, generators=None)
     for each in graph:
         passes = hooks_of(each)._passes_begun()
         if passes is not None:
@@ -89,7 +88,7 @@ def entry_at_beginning(pipe: Any) -> tuple[Entry, Any]:
         return entry, lasting or None
     if _keeps_state_between(pipe):
         try:
-            entry = replace(entry, state=to_plain(pipe.state_dict(), kind.__name__))
+            entry = entry._replace(state=to_plain(pipe.state_dict(), kind.__name__))
         except AttributeError:
             if record is not None and record.stamp:
                 raise
@@ -273,14 +272,16 @@ def can_reset(kind: type) -> bool:
 
 def with_seeds(entry: Entry, record: Record) -> Entry:
     """The entry of a pipe with its seeds, beyond those that are part of its state."""
+    if record.seed is None and not record.seeded:
+        return entry
     seed = entry.seed if record.seed is None else record.seed
-    return replace(entry, seed=seed, follows=True if record.seeded else entry.follows)
+    return entry._replace(seed=seed, follows=True if record.seeded else entry.follows)
 
 
 def with_pending(pipe: Any, record: Record, loaded: Entry) -> Entry:
     """A loaded entry that is saved again, with the settings since then for the next pass."""
     if loaded.left is not None:
-        loaded = replace(loaded, given=(record.given,))
+        loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
     if record.seed is not None:
         return loaded
@@ -288,9 +289,9 @@ def with_pending(pipe: Any, record: Record, loaded: Entry) -> Entry:
         return loaded
     if not loaded.restores:
         lasting = pipe._lasting_state()
-        return replace(loaded, state=to_plain(lasting, name_of(pipe))) if lasting else loaded
+        return loaded._replace(state=to_plain(lasting, name_of(pipe))) if lasting else loaded
     if type(pipe)._derives_state:
-        return replace(loaded, state=to_plain(pipe.state_dict(), name_of(pipe)))
+        return loaded._replace(state=to_plain(pipe.state_dict(), name_of(pipe)))
     return loaded
 
 

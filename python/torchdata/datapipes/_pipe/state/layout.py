@@ -10,9 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
@@ -43,14 +42,13 @@ _FLAT = frozenset({NoneType, bool, int, float, str})
 _WORDS = 625
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The position of one pipe of a graph.
 
     Args:
         type: the name of the class.
-        restores: whether the pipe is in the middle of a pass (or at its end) that whoever reads it continues with; else
-            its next pass begins anew.
+        restores: whether the pipe is inside a pass, or at its end, which its reader continues. With False, its next
+            pass starts from the beginning.
         yielded: how many items a pass that is resumed has yielded.
         finished: whether there are no more.
         state: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next
@@ -60,9 +58,9 @@ class Entry:
             (`set_graph_random_seed`); else they are drawn from the global generators.
         skipped: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
         later: the seed that it is to be given after what is dropped.
-        drop: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose
-            class says nothing of a state: it and all that it reads from begin as they began, and continue to where they
-            were: with `finished`, to their end.
+        drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, as is each pipe whose
+            class declares no state: the pipe and its sources begin as before, and continue to their position, or, with
+            `finished`, to their end.
         seconds: how long, at most, the dropped items took.
         generators: the global generators as the replay is to begin with them. Afterwards they are where they were.
         ahead: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
@@ -88,14 +86,14 @@ class Entry:
 
 
 #: The fields of an entry that are absent where there is nothing.
-_OPTIONAL = ("finished", "state", "seed", "follows", "skipped", "later", "drop", "seconds", "generators", "ahead")
+_OPTIONAL = Entry._fields[3:-2]
 
 
 def dump_entry(entry: Entry) -> dict[str, Any]:
     """The entry as plain data."""
     how = {"how": "restore", "yielded": entry.yielded} if entry.restores else {"how": "begin"}
     plain: dict[str, Any] = {"type": entry.type, **how}
-    plain |= {name: value for name in _OPTIONAL if (value := getattr(entry, name)) is not None}
+    plain |= {name: value for name, value in zip(_OPTIONAL, entry[3:], strict=False) if value is not None}
     if entry.left is not None:
         plain["left"] = dump_entry(entry.left)
     if entry.given is not None:
