@@ -1,41 +1,27 @@
 """The state of a loader: taking it at any moment, and resuming from one.
 
-Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
+Role: owned by the loader. `state.layout` knows the layout of states, and `_position` the positions inside an epoch.
 States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
+from torchdata.dataloader2._rank_states import SavedPlaces, read
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
-from torchdata.dataloader2.state.layout import (
-    CHECKSUMS_KEY_NAME,
-    ITERATION_STATE_KEY_NAME,
-    PIPELINE_KEY_NAME,
-    RANDOMNESS_STATE_KEY_NAME,
-    RANKS_KEY_NAME,
-    READING_SERVICE_STATE_KEY_NAME,
-    SERIALIZED_DATAPIPE_KEY_NAME,
-    STATE_VERSION,
-    VERSION_KEY_NAME,
-    Randomness,
-    checksums,
-    is_of_0_9,
-    unpack_randomness,
-)
+from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, entries_in
+from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes.state import replays
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
@@ -49,7 +35,7 @@ _FEW = 100
 _LARGE = 4 << 20
 
 #: The place in the epoch, the seeds and generators, and the ranks of a loader.
-Whereabouts: TypeAlias = tuple[dict[str, Any] | None, Any, SavedRanks | None]
+Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 
 class StateKeeper:
@@ -67,7 +53,7 @@ class StateKeeper:
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, run: EpochRun) -> None:
         self._pipeline, self._seeds, self._run = pipeline, seeds, run
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
         #: Whether it was said that the pipeline cannot be saved.
         self._warned = False
@@ -84,7 +70,9 @@ class StateKeeper:
         if not has_begun and self.loaded is not None and not items_ago:
             if run.saved_places is not None and len(run.saved_places.places) > 1:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-            return self._loaded_state(self.loaded)  # nothing has happened since it was loaded
+            if self._seeds.is_since_load:
+                return dump(replace(self.loaded, randomness=self._seeds.randomness()))
+            return dict(self.loaded.saved or {})  # nothing has happened since it was loaded
         if pipeline.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         pipeline.require_pipe()
@@ -97,28 +85,9 @@ class StateKeeper:
             _warn_of_unsaved(unsaved, stacklevel=3)
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
-        state = {
-            SERIALIZED_DATAPIPE_KEY_NAME: pickled,
-            READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
-            RANDOMNESS_STATE_KEY_NAME: randomness,
-            VERSION_KEY_NAME: STATE_VERSION,
-            PIPELINE_KEY_NAME: identity.outline,
-            ITERATION_STATE_KEY_NAME: place,
-        }
-        if ranks is not None:
-            state[RANKS_KEY_NAME] = list(ranks)
-        return {**state, CHECKSUMS_KEY_NAME: checksums(state, None if pickled is None else identity.checksum)}
-
-    def _loaded_state(self, loaded: dict[str, Any]) -> dict[str, Any]:
-        """The state that was loaded, with the seed that was given to the loader since."""
-        if not self._seeds.is_since_load:
-            return dict(loaded)
-        state = {**loaded, RANDOMNESS_STATE_KEY_NAME: self._seeds.packed()}
-        of_randomness = checksums({RANDOMNESS_STATE_KEY_NAME: state[RANDOMNESS_STATE_KEY_NAME]})
-        if CHECKSUMS_KEY_NAME in loaded:  # else it is of a release that had none
-            key = RANDOMNESS_STATE_KEY_NAME
-            state[CHECKSUMS_KEY_NAME] = {**loaded[CHECKSUMS_KEY_NAME], key: of_randomness[key]}
-        return state
+        of_service = service.checkpoint() if checkpoints else None
+        state = LoaderState(pickled, of_service, randomness, identity.outline, place, ranks)
+        return dump(state, None if pickled is None else identity.checksum)
 
     def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
         """The place, the randomness and the ranks that a state holds.
@@ -134,7 +103,7 @@ class StateKeeper:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
             return self.left
         place = self._run.position.take(items_ago, looks=looks)
-        return place, self._seeds.packed(), self._pipeline.contract.rank_in_epoch()
+        return place, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def note_left(self, works: bool) -> None:
         """Notes where a loader stands that is being shut down, for who asks for its state afterwards.
@@ -157,9 +126,8 @@ class StateKeeper:
                 "DataLoaderV2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
-        state_dict, places = checked(state_dict, allow_pickle=allow_pickle)
-        snapshot = self._snapshot_for(state_dict, strict, allow_pickle)
-        randomness = unpack_randomness(state_dict)
+        state, places = read(state_dict, allow_pickle=allow_pickle)
+        snapshot = self._snapshot_for(state, strict, allow_pickle)
         if begun or pipeline.is_taken_over or run.epochs:
             run.close()
             pipeline.take_back()
@@ -168,20 +136,20 @@ class StateKeeper:
             pipeline.datapipe = pipeline.snapshot.copy()
         else:
             pipeline.take(snapshot)
-        self.set(state_dict, randomness, strict, places)
+        self.set(state, strict, places)
         if begun:
             run.begin()
 
-    def _snapshot_for(self, state: Mapping[str, Any], strict: bool, allow_pickle: bool) -> Snapshot | None:
+    def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> Snapshot | None:
         """The pipe of the state, if that is to be read; None for the loader's own."""
         pipeline = self._pipeline
-        if is_of_0_9(state):
+        if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
         if pipeline.datapipe is not None:
             pipeline.require_pipe()
             pipeline.note_identity()
-            if strict and PIPELINE_KEY_NAME in state:  # a state of torchdata 0.9 does not describe its pipe
-                pipeline.identity.compare(state[PIPELINE_KEY_NAME], between_epochs=_is_between_epochs(state))
+            if strict and state.outline is not None:
+                pipeline.identity.compare(state.outline, between_epochs=state.is_between_epochs)
             return None
         if not allow_pickle:
             raise ValueError(
@@ -189,19 +157,19 @@ class StateKeeper:
                 "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
             )
         snapshot = Snapshot(unpacked_pipe(state))
-        if pipeline.adapters and strict and PIPELINE_KEY_NAME in state and not _is_between_epochs(state):
-            require_same_settings(state[PIPELINE_KEY_NAME], fingerprint(pipeline.adapted(snapshot.copy())))
+        if pipeline.adapters and strict and state.outline is not None and not state.is_between_epochs:
+            require_same_settings(state.outline, fingerprint(pipeline.adapted(snapshot.copy())))
         return snapshot
 
-    def set(self, state: Mapping[str, Any], randomness: Randomness | None, strict: bool, places: SavedPlaces) -> None:
-        """Makes a loader that has not begun continue where a state was saved, which was checked."""
+    def set(self, state: LoaderState, strict: bool, places: SavedPlaces) -> None:
+        """Makes a loader that has not begun continue where a state was saved."""
         self._run.saved_places = places
-        self._pipeline.service_state = state[READING_SERVICE_STATE_KEY_NAME]
-        self._seeds.take(randomness)
-        place = state.get(ITERATION_STATE_KEY_NAME)
-        _warn_of_replay(place, stacklevel=3)
-        self._run.place = None if place is None else (place, strict)
-        self.loaded = dict(state)
+        self._pipeline.service_state = state.service
+        self._seeds.take(state.randomness)
+        if state.position is not None:
+            _warn_of_replay(state.position, stacklevel=3)
+        self._run.place = None if state.position is None else (state.position, strict)
+        self.loaded = state
 
 
 def warn_of_0_9(stacklevel: int) -> None:
@@ -213,27 +181,19 @@ def warn_of_0_9(stacklevel: int) -> None:
     )
 
 
-def _is_between_epochs(state: Mapping[str, Any]) -> bool:
-    """Whether no item of a state's epoch is made again or passed over."""
-    place = state.get(ITERATION_STATE_KEY_NAME)
-    return place is None or (place["ended"] and place["workers"] is None)
-
-
-def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:
-    """The pipe of a state that was checked, before anything is changed by it."""
-    pickled = state[SERIALIZED_DATAPIPE_KEY_NAME]
-    if pickled is None:
+def unpacked_pipe(state: LoaderState) -> DataPipe:
+    """The pipe of a state, before anything is changed by it."""
+    if state.pipe is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
             "load_state_dict(state), or save the state by state_dict(with_pipe=True)"
         )
-    is_old = is_of_0_9(state)
     try:
-        datapipe: DataPipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, pickled)
-        if is_old:
+        datapipe: DataPipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, state.pipe)
+        if state.is_of_0_9:
             require_arguments(datapipe)
     except ValueError as error:
-        if not is_old:
+        if not state.is_of_0_9:
             raise
         raise ValueError(
             f"the pipe in this state of torchdata 0.9 cannot be loaded here: {error.__cause__ or error}. Make a "
@@ -253,10 +213,8 @@ def number_of_items(name: str, count: Any) -> int:
     return count
 
 
-def _warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
+def _warn_of_replay(place: Position, stacklevel: int) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
-    if place is None:
-        return
     found = list(_again(place))
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work side by side
     if seconds < _LEAST:
@@ -271,15 +229,14 @@ def _warn_of_replay(place: dict[str, Any] | None, stacklevel: int) -> None:
     )
 
 
-def _again(place: dict[str, Any]) -> Iterator[tuple[str, int, float]]:
+def _again(place: Position) -> Iterator[tuple[str, int, float]]:
     """The work that is done again: its name, how many items, and how many seconds these took."""
-    given, lasted = place["given"], place.get("seconds", 0.0)
-    if place["drop"] >= _FEW:
-        yield "the epoch", place["drop"], lasted * place["drop"] / given
-    yield from _in_graph(place["graph"], "")
-    workers = place["workers"]
-    for number, worker in enumerate([] if workers is None else workers["workers"]):
-        snapshot, (items, _) = worker["snapshot"], worker["given"]
+    lasted = place.seconds or 0.0
+    if place.drop >= _FEW:
+        yield "the epoch", place.drop, lasted * place.drop / place.given
+    yield from _in_graph(place.graph, "")
+    for number, shard in enumerate(() if place.workers is None else place.workers.shards):
+        snapshot, (items, _) = shard.snapshot, shard.given
         again = items - (snapshot[0][0] if snapshot else 0)
         if again >= _FEW:
             yield f"worker {number}", again, lasted * again / items
@@ -290,11 +247,9 @@ def _again(place: dict[str, Any]) -> Iterator[tuple[str, int, float]]:
 def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, float]]:
     if sealed is None or len(sealed) > _LARGE:
         return
-    content = unseal(sealed, "a snapshot of this state")
-    state = content.get("graph", content)
-    if "pipes" in state:
-        for name, items, seconds in replays(state):
-            yield f"{name}{where}", items, seconds
+    for entry in entries_in(sealed):
+        if entry.drop:
+            yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
 
 
 def _warn_of_unsaved(why: str, stacklevel: int) -> None:

@@ -20,6 +20,7 @@ from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph.serialization import Snapshot
+from torchdata.dataloader2.state.position import LoaderState, Position
 
 __all__ = ["MadeOf", "made_of"]
 
@@ -29,9 +30,9 @@ class Loaded:
     """A state that was loaded into a loader which has not begun."""
 
     service_state: bytes | None
-    place: tuple[dict[str, Any], bool] | None
+    place: tuple[Position, bool] | None
     saved_places: SavedPlaces | None
-    state: dict[str, Any] | None
+    state: LoaderState | None
 
 
 @dataclass(frozen=True)

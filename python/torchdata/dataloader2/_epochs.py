@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
@@ -23,11 +23,12 @@ from torchdata._threads import end_at_exit
 from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._position import Position
+from torchdata.dataloader2._position import Tracker
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.state.places import lasts
+from torchdata.dataloader2.state.position import Position
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.skipping import note_epoch, tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
@@ -62,12 +63,12 @@ class EpochRun:
         self.delivery = Delivery()
         end_at_exit(self.delivery.turn)
         self._held = os.getpid(), threading.RLock()
-        self.place: tuple[dict[str, Any], bool] | None = None
+        self.place: tuple[Position, bool] | None = None
         self.saved_places: SavedPlaces | None = None
         self.epochs = 0
         self.is_iterating = False
         self.patience: float | None = None
-        self.position = Position(self)
+        self.position = Tracker(self)
         #: Whether the user was told of workers that have nothing to do.
         self._knows_idle = False
         #: The counters as the epoch began, where its pipes skip items that raise, and in what these are counted.
@@ -76,7 +77,7 @@ class EpochRun:
 
     def forget(self) -> None:
         """Makes the run one that has begun no epoch of the graph as it is now."""
-        self.position = Position(self)
+        self.position = Tracker(self)
 
     @property
     def held(self) -> threading.RLock:
@@ -133,7 +134,7 @@ class EpochRun:
         self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
         with self._unless_begun():
             (place, strict), self.place = self.place or (None, True), None
-            if place is not None and place["ended"]:
+            if place is not None and place.ended:
                 self._pass_over(place, strict)
             elif place is not None:
                 self.run(place, strict)
@@ -160,9 +161,9 @@ class EpochRun:
                 self.delivery.source = None  # another state may be loaded
             raise
 
-    def _pass_over(self, place: dict[str, Any], strict: bool) -> None:
+    def _pass_over(self, place: Position, strict: bool) -> None:
         """Brings the graph to the end of an epoch that has ended, and begins the next one."""
-        if place["workers"] is not None or (not place["in_main"] and place["graph"] is None):
+        if place.workers is not None or (not place.in_main and place.graph is None):
             self.run(place, strict)
             for _ in self.delivery.source:
                 pass
@@ -172,9 +173,7 @@ class EpochRun:
         self.position.go_on_between(place)
         self.run(between=place)
 
-    def run(
-        self, place: dict[str, Any] | None = None, strict: bool = True, between: dict[str, Any] | None = None
-    ) -> None:
+    def run(self, place: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
         """Begins an epoch, or goes on in it at a place.
 
         Args:
@@ -193,7 +192,7 @@ class EpochRun:
         else:
             self.seeds.go_on()
         saved = self.saved_places
-        in_workers = place is not None and (place["workers"] is not None or pipeline.contract.has_workers())
+        in_workers = place is not None and (place.workers is not None or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
             place = None  # nothing was given: the epoch begins anew, with the shards of this loader
         if not pipeline.is_taken_over:
@@ -207,11 +206,11 @@ class EpochRun:
             position.find_output()
         service = pipeline.service
         if not is_new:
-            place = self._fitted(place, strict)
+            place = self._fitted(place)
         if between is not None:
             position.load_between(between)
         if pipeline.skips:
-            went_on = place is not None and place["given"]
+            went_on = place is not None and place.given
             of = "the rest of this epoch" if went_on else "this epoch"
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
@@ -245,17 +244,13 @@ class EpochRun:
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
 
-    def _fitted(self, place: dict[str, Any] | None, strict: bool) -> dict[str, Any] | None:
+    def _fitted(self, place: Position | None) -> Position | None:
         """The place that was loaded, for as many workers and ranks as there are now."""
         saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
-        try:
-            if place is not None:
-                place = saved.fitted(self.pipeline, output)
-        except ValueError:
-            self.place = None if place is None else (place, strict)  # no epoch begins in its stead
-            raise
+        if place is not None:
+            place = saved.fitted(self.pipeline, output)
         saved.suit_seeds(self.pipeline.contract, self.seeds)
         self.saved_places = None
         return place

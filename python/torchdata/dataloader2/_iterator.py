@@ -21,7 +21,7 @@ from torchdata.dataloader2.error import PauseIteration
 if TYPE_CHECKING:
     from torchdata._native import Delivery
     from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._position import Position
+    from torchdata.dataloader2._position import Tracker
 
 __all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 
@@ -38,7 +38,7 @@ class Run(Protocol):
 
     pipeline: Pipeline
     delivery: Delivery
-    position: Position
+    position: Tracker
     is_paused: bool
     is_limited: bool
 

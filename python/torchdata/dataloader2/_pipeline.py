@@ -20,7 +20,7 @@ from torchdata.dataloader2.services.interface import ReadingServiceInterface, co
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.dataloader2.services.sharding import in_shards as running_shards
 from torchdata.dataloader2.state.identity import Identity
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.skipping import skipper_of

@@ -17,17 +17,18 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchdata._engine.snapshots import seal, unseal
+from torchdata._engine.snapshots import seal
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.layout import Mark
+from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
+from torchdata.dataloader2.state.position import Content, Position, Processes, WorkersPosition
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.layout import Entry
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.pinning import PinMemory
@@ -37,10 +38,10 @@ from torchdata.datapipes.state import (
     forget_state,
     is_one_to_one,
     iterate,
+    load_entries,
     load_generators,
-    load_state,
+    save_entries,
     save_generators,
-    save_state,
     set_strictness,
     standing_still,
 )
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._rank_states import SavedPlaces
     from torchdata.dataloader2._seeds import Seeds
 
-__all__ = ["Position"]
+__all__ = ["Tracker"]
 
 #: Pipes that hold items of their source, which they hand on in order.
 HOLDING = (Prefetcher, PinMemory, FullSync)
@@ -65,7 +66,7 @@ class Run(Protocol):
     delivery: Delivery
     epochs: int
     is_iterating: bool
-    place: tuple[dict[str, Any], bool] | None
+    place: tuple[Position, bool] | None
     saved_places: SavedPlaces | None
 
     @property
@@ -73,7 +74,7 @@ class Run(Protocol):
         """The lock of the call that takes a state."""
 
 
-class Position:
+class Tracker:
     """How far a loader has come in the epoch that runs.
 
     Args:
@@ -96,15 +97,13 @@ class Position:
         #: Items of the workers that main's pipes had read in them.
         self._yielded_before = 0
         #: Oldest first; the first is the epoch's beginning, or where this run began.
-        self._marks: list[Mark] = []
+        self._marks: list[Position] = []
         #: Whether the epoch that begins follows one that another loader has run.
         self._is_behind_loaded = False
         #: The seeds with which that one began.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, as far as it matters to the next one.
-        self._end: dict[str, Any] | None = None
-        #: Why nobody knows where it ended, if that is so.
-        self._unknown_end: str | None = None
+        #: Where the last epoch ended, as far as it matters to the next one, or why nobody knows that.
+        self.end: Position | str | None = None
         #: How many epochs had begun before one whose beginning was cut off, if one was and none has begun since.
         self._epochs_before: int | None = None
         #: When this run of the epoch began, and the seconds that earlier ones had taken.
@@ -116,7 +115,7 @@ class Position:
 
     # -- taking ------------------------------------------------------------------------------------
 
-    def take(self, items_ago: int, *, looks: bool = True) -> dict[str, Any] | None:
+    def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
         """Where the loader was so many items ago; None at the beginning of an epoch that follows from its seeds.
 
         Args:
@@ -133,34 +132,30 @@ class Position:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
             return self._between() if run.place is None else self._cut_beginning()
         mark, given = self._taken(items_ago, looks)
-        place, output = mark.at(given, False), self.output
-        if output is not None:
-            if self._untold(mark, output) is not None:
-                place = self._at_beginning(given, output)
-            self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
-        place["seconds"] = self._seconds_before + time.monotonic() - self._since
-        if output is not None:
-            place["processes"] = [output.num_shards, output.dispatches, output.in_order]
-            if output.shards_begun is not None:
-                place["shards"] = [list(astuple(shard)) for shard in output.shards_begun]
-            return place
-        place["own_seeds"] = self.own_seeds
-        return place
+        place, output = mark.at(given), self.output
+        seconds = self._seconds_before + time.monotonic() - self._since
+        if output is None:
+            return place._replace(seconds=seconds, own_seeds=self.own_seeds)
+        if self._untold(mark, output) is not None:
+            place = self._at_beginning(given, output)
+        self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
+        processes = Processes(output.num_shards, output.dispatches, output.in_order)
+        return place._replace(seconds=seconds, processes=processes, shards=output.shards_begun)
 
     @staticmethod
-    def _untold(mark: Mark, output: WorkerOutput) -> str | None:
+    def _untold(mark: Position, output: WorkerOutput) -> str | None:
         """Why a mark does not tell what lasts beyond passes, if it does not."""
         return output.untold(None) if mark.workers is None else mark.untold
 
-    def _at_beginning(self, given: int, output: WorkerOutput) -> dict[str, Any]:
+    def _at_beginning(self, given: int, output: WorkerOutput) -> Position:
         """The place at which this run of the epoch began, and how many items were given."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
             raise RuntimeError(why)
-        return beginning.at(given, False)
+        return beginning.at(given)
 
-    def _taken(self, items_ago: int, looks: bool) -> tuple[Mark, int]:
+    def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """The newest mark of so many items ago, and how many items had been given by then."""
         given = self._delivery.given - items_ago
         if given < 0:
@@ -177,7 +172,7 @@ class Position:
             workers = self.output.place(given + self._lost)
             if workers is not None:
                 given += self._before
-                return Mark(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
+                return Position(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
         elif items_ago == 0 and looks:
             self._mark()
         given += self._before
@@ -217,7 +212,7 @@ class Position:
                 self._lost = self._lost_in_main(self.output)
             else:
                 mark, beginning = self._look(self._before + delivery.given), self._marks[:1]
-                self._marks = [] if mark is None else [replace(mark, beginning=one.beginning) for one in beginning]
+                self._marks = [] if mark is None else [mark._replace(beginning=one.beginning) for one in beginning]
                 self._is_resumed = True
             self._cut_at = int(delivery.given)
         delivery.cut = False
@@ -232,7 +227,7 @@ class Position:
             held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
-    def _look(self, given: int, beginning: dict[str, Any] | None = None) -> Mark | None:
+    def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
         """Looks at main's part of the graph.
 
         Args:
@@ -244,17 +239,17 @@ class Position:
         try:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # threads draw random numbers, too
-                graph, generators = save_state(pipes, described=False), save_generators()
+                entries, generators = save_entries(pipes), save_generators()
         except UnorderedSet:  # reading it again would give other items
             raise
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None
         if output is None:
-            return Mark(given, seal(graph), seal(generators))
-        entries, own = graph["pipes"], pipes.index(output)
+            return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
+        own = pipes.index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
-            entries[own] = {"type": entries[own]["type"], "how": "begin"}
+            entries[own] = Entry(entries[own].type)
         read = self._read_by_main(entries[own], output)
         if read is not None:
             place = output.place(read)  # threads may have taken more since
@@ -264,23 +259,24 @@ class Position:
             return None
         if place is None or output.run is not run:  # a thread reads another pass by now
             return None
-        return Mark(given, seal(graph), workers=place, in_main=False, untold=output.untold(place))
+        return Position(
+            given, graph=sealed(Content(entries)), workers=place, in_main=False, untold=output.untold(place)
+        )
 
-    def _read_by_main(self, entry: dict[str, Any], output: WorkerOutput) -> int | None:
+    def _read_by_main(self, entry: Entry, output: WorkerOutput) -> int | None:
         """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
 
         Returns:
             None if a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
         """
-        if entry["how"] == "restore":
+        if entry.restores:
             # If the pipes above are replayed that is where this run began.
-            read: int = entry["yielded"]
-            return read - self._yielded_before if output.is_in_first_pass else read
+            return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
         return 0  # nobody has read them: they stand where this run found them
 
-    def _cut_beginning(self) -> dict[str, Any]:
+    def _cut_beginning(self) -> Position:
         """The place at which an epoch was to go on whose beginning has failed, or was cut off."""
         saved = self._run.saved_places
         if saved is not None and len(saved.places) > 1:
@@ -288,30 +284,25 @@ class Position:
         assert self._run.place is not None
         return self._run.place[0]
 
-    def _between(self) -> dict[str, Any] | None:
+    def _between(self) -> Position | None:
         """The place between two epochs."""
         pipeline = self._pipeline
         if pipeline.is_taken_over and self.output is not None:
-            if self._unknown_end is not None:
-                raise RuntimeError(self._unknown_end)
-            return self._end or self._end_in_main()
+            if isinstance(self.end, str):
+                raise RuntimeError(self.end)
+            graph = None if self.end is not None else self._saved_graph()
+            return self.end if graph is None else Position(0, ended=True, graph=graph, in_main=False)
         if pipeline.datapipe is None or pipeline.contract.has_workers():
             return None
-        self._require_no_drift()
-        try:
-            graph = seal(save_state(pipeline.datapipe, described=False)) if self._has_lasting() else None
-        except Exception:
-            graph = None
+        graph = self._saved_graph()
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
-        return Mark(0, graph, seal(save_generators()), beginning=beginning).at(0, True)
+        return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
-    def _end_in_main(self) -> dict[str, Any] | None:
-        """The end of an epoch of which nothing but main's part of the graph remembers anything."""
-        if not self._has_lasting():
-            return None
+    def _saved_graph(self) -> bytes | None:
+        """Main's part of the graph, if epochs have left something in it, and it can be saved."""
         self._require_no_drift()
         try:
-            return Mark(0, seal(save_state(self._pipeline.datapipe, described=False)), in_main=False).at(0, True)
+            return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
         except Exception:
             return None
 
@@ -337,78 +328,73 @@ class Position:
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self._may_count = self.output is not None and not self.output.is_local and _only_counts(graph)
 
-    @property
-    def end(self) -> tuple[dict[str, Any] | None, str | None]:
-        """Where the last epoch ended, as far as that matters to the next one, and why nobody knows, if that is so."""
-        return self._end, self._unknown_end
-
-    def go_back(self, end: tuple[dict[str, Any] | None, str | None], epochs: int) -> None:
+    def go_back(self, end: Position | str | None, epochs: int) -> None:
         """Goes back to between two epochs, the second of which was to begin and has not.
 
         Args:
             end: the `end` of before.
             epochs: how many had begun by then.
         """
-        self._end, self._unknown_end = end
+        self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
-    def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
+    def begin(self, resumed: Position | None, strict: bool) -> None:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
         self._before = self._cut_at = self._lost = 0
         self._since = time.monotonic()
-        self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
-        self._end = self._unknown_end = None
+        self._seconds_before = 0.0 if resumed is None else resumed.seconds or 0.0
+        self.end = None
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
-        self.own_seeds = unseeded and (resumed is None or resumed.get("own_seeds", True))
+        self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
         # Items that main's pipes held when a state was saved did not come here.
-        self._only_counts = self._may_count and (resumed is None or resumed["graph"] is None)
+        self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.follow(self._delivery if self._only_counts else None)
         if resumed is None:
             generators = None if output is not None else seal(save_generators())
-            self._marks = [Mark(0, beginning=generators, in_main=output is None)]
+            self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
         self._require_same_place(resumed, "inside an epoch that", "or save a state between two epochs")
-        names = ("graph", "generators", "workers", "beginning", "in_main")
-        mark = Mark(resumed["given"] - resumed["drop"], **{name: resumed[name] for name in names})
+        names = ("graph", "generators", "beginning", "workers", "in_main")
+        mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
         self._marks = [mark]
         self._before = mark.given
         if output is not None and mark.workers is not None:
             output.go_on_at(mark.workers, strict)
         elif mark.beginning is not None:
-            load_generators(unseal(mark.beginning, "the generators of this loader state"))
+            load_generators(generators_in(mark.beginning))
 
-    def _require_same_place(self, place: dict[str, Any], moment: str, advice: str) -> None:
+    def _require_same_place(self, place: Position, moment: str, advice: str) -> None:
         """Raises ValueError if workers run the graph now and did not when the place was taken, or the reverse."""
-        if place["in_main"] != (self.output is None):
+        if place.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
                 + ("ran in worker processes" if self.output is None else "ran in the main process")
                 + f", and its pipeline runs elsewhere now: use the reading service with which it was saved, {advice}"
             )
 
-    def iterate(self, resumed: dict[str, Any] | None) -> Iterator[Any]:
+    def iterate(self, resumed: Position | None) -> Iterator[Any]:
         """The iterator over main's part of the graph, after the service was told."""
         datapipe = self._pipeline.datapipe
         graph = None if resumed is None else Graph(datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
             forget_state(self.output)  # what was loaded into it was of the epoch before
-        if graph is not None and resumed is not None and resumed["graph"] is not None:
-            saved = unseal(resumed["graph"], "the graph of this loader state")
-            load_state(graph, saved)
+        if graph is not None and resumed is not None and resumed.graph is not None:
+            entries = entries_in(resumed.graph)
+            load_entries(graph, entries)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if _was_read_out(saved, self.output, graph):
+                if entries[graph.index(self.output)].finished:  # main had come to the end of the workers' items
                     self.output.read_out()
-        if resumed is not None and resumed["generators"] is not None:  # first: threads begin with the iterator
-            load_generators(unseal(resumed["generators"], "the generators of this loader state"))
+        if resumed is not None and resumed.generators is not None:  # first: threads begin with the iterator
+            load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
-            _spare_ranks(graph, resumed["drop"])
+            _spare_ranks(graph, resumed.drop)
             set_strictness(graph, self._is_strict)
         output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
         beginning = output.place(0) if resumed is None and is_later and output is not None else None
@@ -419,7 +405,7 @@ class Position:
         self._epochs_before = None
         return iterator
 
-    def _note_beginning(self, workers: dict[str, Any] | None) -> None:
+    def _note_beginning(self, workers: WorkersPosition | None) -> None:
         """Makes a mark of the epoch's beginning if what lasted beyond the last one matters to it.
 
         Args:
@@ -428,22 +414,22 @@ class Position:
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
-            self._marks = [replace(looked, beginning=beginning.beginning)]
+            self._marks = [looked._replace(beginning=beginning.beginning)]
         elif output is not None and output.lasts:
-            self._marks = [replace(beginning, workers=workers, untold=output.untold(workers))]
+            self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
-    def drop(self, resumed: dict[str, Any] | None) -> None:
+    def drop(self, resumed: Position | None) -> None:
         """Drops what was given behind the mark."""
         if resumed is None:
             return
         delivery = self._delivery
-        for dropped in range(resumed["drop"]):
+        for dropped in range(resumed.drop):
             try:
                 delivery.step()
             except StopIteration:
                 raise RuntimeError(
                     "this pipeline does not repeat itself, so it cannot go on from the state: it ended after "
-                    f"{self._before + dropped} items, but {resumed['given']} were given before the state was saved"
+                    f"{self._before + dropped} items, but {resumed.given} were given before the state was saved"
                 ) from None
             delivery.given += 1
 
@@ -456,53 +442,47 @@ class Position:
         try:
             place = self.take(0)
         except Exception as error:
-            self._unknown_end = str(error)  # the error itself would keep the processes
+            self.end = str(error)  # the error itself would keep the processes
             return
         # If main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
-        is_at_end = place is not None and self._marks[-1] is not before and place["graph"] is self._marks[-1].graph
-        if place is not None and is_at_end and place["graph"] is not None and place["workers"] is not None:
-            place["graph"] = self._with_output_read_out(place["graph"], output)
-        self._end = None if place is None else {**place, "ended": True}
+        is_at_end = place is not None and self._marks[-1] is not before and place.graph is self._marks[-1].graph
+        if place is not None and is_at_end and place.graph is not None and place.workers is not None:
+            place = place._replace(graph=self._with_output_read_out(place.graph, output))
+        self.end = None if place is None else place._replace(ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
         """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
         token = token_of(output)
         if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
-        saved = unseal(graph, "the graph of this loader")
-        entry = saved["pipes"][Graph(self._pipeline.datapipe).index(output)]
-        entry |= {"how": "restore", "yielded": token.yielded, "finished": True, "state": {}}
-        return seal(saved)
+        entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
+        entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
+        return sealed(Content(entries))
 
-    def go_on_between(self, place: dict[str, Any]) -> None:
+    def go_on_between(self, place: Position) -> None:
         """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
-        if place["generators"] is not None:
-            load_generators(unseal(place["generators"], "the generators of this loader state"))
+        if place.generators is not None:
+            load_generators(generators_in(place.generators))
 
-    def load_between(self, place: dict[str, Any]) -> None:
+    def load_between(self, place: Position) -> None:
         """The same for the graph, once the service has taken it over."""
-        if place["graph"] is None:
+        if place.graph is None:
             return
         self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
-        if place["beginning"] is not None:  # what is replayed draws what it drew
-            load_generators(unseal(place["beginning"], "the generators of this loader state"))
+        if place.beginning is not None:  # what is replayed draws what it drew
+            load_generators(generators_in(place.beginning))
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # as that epoch began
-        load_state(self._pipeline.datapipe, unseal(place["graph"], "the graph of this loader state"))
+        load_entries(self._pipeline.datapipe, entries_in(place.graph))
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # the pass that has ended; the next one begins anew
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
-
-
-def _was_read_out(saved: dict[str, Any], output: WorkerOutput, graph: Graph) -> bool:
-    """Whether main's pipes had come to the end of the workers' items where the state of main's part was taken."""
-    return bool(saved["pipes"][graph.index(output)].get("finished"))
 
 
 def _only_counts(graph: Graph) -> bool:
@@ -534,6 +514,5 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
-        loaded, below = (record_of(pipe).loaded or {} for pipe in (graph.end, fullsync))
-        held = below.get("yielded", 0) - loaded.get("yielded", 0)
-        fullsync.make_again(drop + loaded.get("drop", 0) - held)
+        loaded, below = (record_of(pipe).loaded or Entry("") for pipe in (graph.end, fullsync))
+        fullsync.make_again(drop + (loaded.drop or 0) - (below.yielded - loaded.yielded))

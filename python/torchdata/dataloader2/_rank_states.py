@@ -13,15 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.state.checks import check_state, refuse_pickled_state
-from torchdata.dataloader2.state.layout import (
-    ITERATION_STATE_KEY_NAME,
-    PIPELINE_KEY_NAME,
-    RANKS_KEY_NAME,
-    READING_SERVICE_STATE_KEY_NAME,
-    unpack_randomness,
-)
-from torchdata.dataloader2.state.shards import AHEAD, Shard, among_ranks, in_workers, shards_of, types_in
+from torchdata.dataloader2.state.layout import entries_in, parse
+from torchdata.dataloader2.state.position import LoaderState, Position, SavedRanks, Shard
+from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers, shards_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -29,11 +23,10 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
-__all__ = ["SavedPlaces", "SavedRanks", "checked"]
+__all__ = ["SavedPlaces", "read"]
 
-
-#: A rank, how many there were, and whether their epoch had the seeds of one without ranks.
-SavedRanks = tuple[int, int, bool]
+#: The rank of a loader that has none.
+_ALONE: SavedRanks = (0, 1, False)
 
 
 @dataclass(frozen=True)
@@ -46,39 +39,36 @@ class SavedPlaces:
     """
 
     ranks: SavedRanks | None
-    places: Mapping[int, dict[str, Any]]
+    places: Mapping[int, Position]
 
     @property
     def has_given(self) -> bool:
         """Whether an item of the epoch was given."""
-        return any(place["given"] or place["drop"] for place in self.places.values())
+        return any(place.given for place in self.places.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Whether the epoch resumes in shards also without workers: they began it, or other ranks did."""
-        if any(place["workers"] is not None for place in self.places.values()):
+        if any(place.workers is not None for place in self.places.values()):
             return True
         try:
             ranks = contract.count_shares().ranks or 1
         except TypeError:
             return False
-        return ranks != (self.ranks or (0, 1, False))[1]
+        return ranks != (self.ranks or _ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
         """The shards of a loader that resumes, once its rank is known; None if it runs in main what ran in main."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
-        place, shards = self._of_rank(contract)
-        return shards_of(place) if shards is None else shards
+        return shards_of(self._of_rank(contract))
 
-    def _of_rank(
-        self, contract: ReadingServiceInterface, pipes: int | None = None
-    ) -> tuple[dict[str, Any], Sequence[Shard] | None]:
-        """The place of this rank; and its shards, if those of all ranks are dealt out anew."""
-        rank, world, _ = contract.rank_in_epoch() or (0, 1, False)
-        old_rank, old_world, _ = self.ranks or (0, 1, False)
+    def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
+        """The position of this rank, to which the shards of all are dealt out anew if there were others."""
+        rank, world, _ = contract.rank_in_epoch() or _ALONE
+        old_rank, old_world, _ = self.ranks or _ALONE
         if old_world == world and rank in self.places:
-            return self.places[rank], None
+            return self.places[rank]
         if len(self.places) < old_world:
             raise ValueError(
                 f"this state was saved by rank {old_rank} of {old_world}, and this is "
@@ -86,12 +76,12 @@ class SavedPlaces:
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         places = {
-            number: place if place["workers"] is not None else in_workers(place, pipes, alone=True)
+            number: place if place.workers is not None else in_workers(place, pipes, alone=True)
             for number, place in self.places.items()
         }
         return among_ranks(places, rank, world)
 
-    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> dict[str, Any]:
+    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> Position:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
@@ -102,11 +92,12 @@ class SavedPlaces:
             ValueError: it cannot go on from there; the message says why.
         """
         pipes = None if output is None else output.pipes_in_workers
-        place, _ = self._of_rank(pipeline.contract, pipes)
+        place = self._of_rank(pipeline.contract, pipes)
         if output is None:
             return place
-        place = in_workers(place, pipes) if place["in_main"] else place
-        if place["graph"] is not None and AHEAD in types_in(place["graph"])[len(Graph(pipeline.datapipe)) :]:
+        place = in_workers(place, pipes) if place.in_main else place
+        above = () if place.graph is None else entries_in(place.graph)[len(Graph(pipeline.datapipe)) :]
+        if any(entry.type == AHEAD for entry in above):
             pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead
         return place
 
@@ -123,8 +114,8 @@ class SavedPlaces:
             seeds.agree()
 
 
-def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], SavedPlaces]:
-    """The state to load of a state, or of the states of all ranks, and the places in it.
+def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPlaces]:
+    """The state to load of a state, or of the states of all ranks, and the positions in it.
 
     Args:
         state: the state, or the states.
@@ -134,45 +125,28 @@ def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], S
         TypeError, ValueError: it is none, of another version, or damaged; or the states do not belong together.
     """
     if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
-        _check(state, allow_pickle)
-        return dict(state), SavedPlaces(_ranks_in(state), _places({_rank_in(state): state}))
-    for each in state.values():
-        _check(each, allow_pickle)
-    _check_ranks(state)
-    first = state[min(state)]
-    _check_alike(state)
-    return dict(first), SavedPlaces(_ranks_in(first), _places(state))
+        one = parse(state, allow_pickle=allow_pickle)
+        return one, SavedPlaces(one.ranks, _places({(one.ranks or _ALONE)[0]: one}))
+    states = {rank: parse(each, allow_pickle=allow_pickle) for rank, each in state.items()}
+    _check_ranks(states)
+    first = states[min(states)]
+    _check_alike(states)
+    return first, SavedPlaces(first.ranks, _places(states))
 
 
-def _check(state: Any, allow_pickle: bool) -> None:
-    check_state(state)
-    if not allow_pickle:
-        refuse_pickled_state(state)
+def _places(states: Mapping[int, LoaderState]) -> dict[int, Position]:
+    return {rank: state.position for rank, state in states.items() if state.position is not None}
 
 
-def _ranks_in(state: Mapping[str, Any]) -> SavedRanks | None:
-    ranks = state.get(RANKS_KEY_NAME)
-    return None if ranks is None else (ranks[0], ranks[1], ranks[2])
-
-
-def _rank_in(state: Mapping[str, Any]) -> int:
-    return (_ranks_in(state) or (0, 1, False))[0]
-
-
-def _places(states: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    places = {rank: state.get(ITERATION_STATE_KEY_NAME) for rank, state in states.items()}
-    return {rank: place for rank, place in places.items() if place is not None}
-
-
-def _check_ranks(states: Mapping[int, Mapping[str, Any]]) -> None:
+def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     """Raises ValueError unless there is one state of each rank."""
-    worlds = {(_ranks_in(state) or (0, 1, False))[1] for state in states.values()}
+    worlds = {(state.ranks or _ALONE)[1] for state in states.values()}
     if len(worlds) > 1:
         raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
     world = worlds.pop()
     for rank, state in states.items():
-        if (_ranks_in(state) or (rank, world, False))[0] != rank:
-            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {_rank_in(state)}")
+        if state.ranks is not None and state.ranks[0] != rank:
+            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {state.ranks[0]}")
     missing = sorted(set(range(world)) - set(states))
     if missing:
         raise ValueError(
@@ -186,17 +160,21 @@ def _check_ranks(states: Mapping[int, Mapping[str, Any]]) -> None:
         )
 
 
-def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
+def _check_alike(states: Mapping[int, LoaderState]) -> None:
     """Raises ValueError if the states were not saved after the same step, or of different loaders."""
     first = min(states)
+    other = states[first]
     for rank, state in states.items():
-        for name, what in (("pipeline", _pipeline_in), ("service", _service_in)):
-            if what(state) != what(states[first]):
+        for name, is_alike in (
+            ("pipeline", (state.outline and state.outline.words) == (other.outline and other.outline.words)),
+            ("service", state.service == other.service),
+        ):
+            if not is_alike:
                 raise ValueError(
                     f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
                     "its own, it has to load its own state"
                 )
-        moments = [_moment(states[first]), _moment(state)]
+        moments = [_moment(other), _moment(state)]
         if moments[0] != moments[1]:
             raise ValueError(
                 f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
@@ -204,20 +182,11 @@ def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
             )
 
 
-def _pipeline_in(state: Mapping[str, Any]) -> Any:
-    pipeline = state.get(PIPELINE_KEY_NAME)
-    return pipeline.get("fingerprint") if isinstance(pipeline, dict) else None
-
-
-def _service_in(state: Mapping[str, Any]) -> Any:
-    return state.get(READING_SERVICE_STATE_KEY_NAME)
-
-
-def _moment(state: Mapping[str, Any]) -> tuple[str, Any]:
+def _moment(state: LoaderState) -> tuple[str, Any]:
     """When a state was saved, in words, and the seed from which the epoch after that follows."""
-    place, randomness = state.get(ITERATION_STATE_KEY_NAME), unpack_randomness(state)
+    place, randomness = state.position, state.randomness
     if place is None:
         return "between two epochs", None
-    words = f"after {place['given']} items of an epoch" + (" that has ended" if place["ended"] else "")
+    words = f"after {place.given} items of an epoch" + (" that has ended" if place.ended else "")
     # The seed that all ranks share, once they have agreed on it.
-    return words, None if randomness is None else copy.copy(randomness[2]).generate_shared_seed()
+    return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()

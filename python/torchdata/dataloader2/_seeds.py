@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.state.layout import Randomness, pack_randomness
+from torchdata.dataloader2.state.position import Randomness
 
 __all__ = ["Seeds"]
 
@@ -76,12 +76,13 @@ class Seeds:
         """Makes the seeds those of a moment."""
         self.is_due, self.is_restored, self.generator, self.initial = moment
 
-    def packed(self) -> Any:
-        """The seeds, as they stand in a state."""
-        return pack_randomness(self.seed, self.is_due, self.generator, self.initial)
+    def randomness(self) -> Randomness:
+        """The seeds, as a state holds them."""
+        return Randomness(self.seed, self.is_due, self.generator, self.initial)
 
     def take(self, randomness: Randomness | None) -> None:
         """Takes the seeds of a state, if it has any."""
         self.is_since_load = False
         if randomness is not None:
-            self.seed, self.is_due, self.generator, self.initial = randomness
+            self.seed, self.is_due, generator, initial = randomness
+            self.generator, self.initial = copy.copy(generator), copy.copy(initial)

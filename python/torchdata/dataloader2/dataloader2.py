@@ -23,7 +23,7 @@ from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import DataLoader2Iterator
 from torchdata.dataloader2._parts import part
 from torchdata.dataloader2._pipeline import Pipeline
-from torchdata.dataloader2._rank_states import checked
+from torchdata.dataloader2._rank_states import read
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
@@ -38,7 +38,6 @@ from torchdata.dataloader2.services.sharding import divided
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
-from torchdata.dataloader2.state.layout import is_of_0_9, unpack_randomness
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -464,11 +463,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             TypeError, ValueError: this is not a state of a loader, is damaged, has another version, needs missing
                 modules, or contains no pipe.
         """
-        state, places = checked(state)
-        datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
-        loader = cls(datapipe, None, reading_service)
-        loader._keeper.set(state, randomness, strict, places)
-        if is_of_0_9(state):
+        found, places = read(state)
+        loader = cls(unpacked_pipe(found), None, reading_service)
+        loader._keeper.set(found, strict, places)
+        if found.is_of_0_9:
             warn_of_0_9(stacklevel=2)
         return loader
 

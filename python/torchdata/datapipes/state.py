@@ -4,29 +4,9 @@ Role: composes what the pipes say of themselves into the state of a graph. Runs 
 the graph, between two items.
 
 A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe, sources
-before those that read them:
-
-- `type`: the name of the class.
-- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it continues with;
-  `"begin"` where its next pass begins anew.
-- `yielded`, `finished`: how many items a pass that is resumed has yielded, and whether there are no more.
-- `skipped`: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
-- `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
-  among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
-  deeper than a list of numbers under `"__nested__"`.
-- `seed`: what is to be given to the `set_seed` of a user's pipe.
-- `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
-  (`set_graph_random_seed`); else they are drawn from the global generators.
-- `later`: the seed that it is to be given after what is dropped.
-- `left`: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not;
-  `given`: the seed that it had before, once another one may have been set.
-- `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
-  says nothing of a state: it and all that it reads from begin as they began, and continue to where they were: with
-  `finished`, to their end.
-- `seconds`: how long, at most, the dropped items took.
-- `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
-- `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
+(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe (see `Entry`), sources before
+those that read them. Values that only pickle can hold lie in a pipe's own state as bytes under `"__pickled__"`, and
+plain data that is nested deeper than a list of numbers under `"__nested__"`.
 
 Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
 global generators since the end of the graph began, or if two branches meet below, the end itself is replayed.
@@ -35,7 +15,7 @@ global generators since the end of the graph began, or if two branches meet belo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -61,13 +41,21 @@ from torchdata.datapipes._pipe.state.iteration import (
     pending_seed,
     perhaps_over,
     replay_torchs,
-    seeds_of,
     unnoticed,
     with_pending,
+    with_seeds,
 )
-from torchdata.datapipes._pipe.state.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
+from torchdata.datapipes._pipe.state.layout import (
+    STATE_VERSION,
+    Entry,
+    check_checksums,
+    checksums_of,
+    dump_graph,
+    parse_graph,
+    refuse_pickled_entries,
+)
 from torchdata.datapipes._pipe.state.plain import to_plain
-from torchdata.datapipes._pipe.state.record import NEVER, Beginning, Record, record_of, token_of
+from torchdata.datapipes._pipe.state.record import NEVER, Beginning, record_of, token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
@@ -88,9 +76,6 @@ __all__ = [
     "standing_still",
     "state",
 ]
-
-#: Version of the layout that `save_state` writes.
-STATE_VERSION = 3
 
 
 @contextmanager
@@ -137,13 +122,18 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
         ['1', '2', '3']
     """
     graph = graph_of(datapipe)
-    with standing_still(graph.pipes):
-        entries = _Saving(graph).entries()
-    state = {"version": STATE_VERSION, "pipes": entries}
+    state = dump_graph(save_entries(graph))
     if not described:
         return state
     state["graph"] = fingerprint(graph)
     return {**state, "checksums": checksums_of(state)}
+
+
+def save_entries(datapipe: Any) -> list[Entry]:
+    """The positions of all pipes of a graph, as values."""
+    graph = graph_of(datapipe)
+    with standing_still(graph.pipes):
+        return _Saving(graph).entries()
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
@@ -157,11 +147,6 @@ def fingerprint(datapipe: Any) -> Fingerprint:
     if record.fingerprint is None or len(record.fingerprint) != len(graph):
         record.fingerprint = _fingerprint(graph, begun=True)
     return record.fingerprint
-
-
-def _skipped(record: Record) -> dict[str, Any]:
-    """The numbers of items that a pass has skipped, in an entry."""
-    return {"skipped": record.skipped} if record.skipped else {}
 
 
 class _Saving:
@@ -265,9 +250,9 @@ class _Saving:
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[Entry]:
         """The entries of all pipes."""
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Entry] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)
         for pipe in self._to_replay():
@@ -281,39 +266,35 @@ class _Saving:
         )
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
-    def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, dict[str, Any]]:
+    def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, Entry]:
         """The entries of a replayed pipe and of all that it reads from."""
         self._check_grown(pipe, beginning)
-        entries = {}
+        entries: dict[int, Entry] = {}
         began = record_of(pipe).stamp
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
                 entry, raw = entry_at_beginning(each)  # which has not begun in this pass
             if raw is not None:
-                entry = {**entry, "state": to_plain(raw, name_of(each))}
+                entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
-            if later is not None and later != entry.get("seed"):
-                entry = {**entry, "later": later}
-            entries[id(each)] = {key: value for key, value in entry.items() if key != "ahead"}
-            if may_be_left:
-                entries[id(each)]["left"] = entry_anew(each)
-        own = entries[id(pipe)]
-        own = {
-            **own,
-            "drop": (yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded) - beginning.yielded,
-            "seconds": time.monotonic() - beginning.since,
-        }
+            if later is not None and later != entry.seed:
+                entry = entry._replace(later=later)
+            left = _entry_anew(each) if may_be_left else entry.left
+            entries[id(each)] = entry._replace(ahead=None, left=left)
+        yielded = yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded
+        own = entries[id(pipe)]._replace(drop=yielded - beginning.yielded, seconds=time.monotonic() - beginning.since)
         if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
-            own["generators"] = beginning.generators
+            own = own._replace(generators=beginning.generators)
             for each, *_ in beginning.parts:
                 passes = beginning.passes.get(id(each))
                 ahead = None if passes is None or record_of(each).stamp < began else hooks_of(each)._read_ahead(passes)
-                if ahead is not None:
-                    (own if each is pipe else entries[id(each)])["ahead"] = list(ahead)
-        if record_of(pipe).ended or self._has_finished(pipe):
-            own["finished"] = True
-        entries[id(pipe)] = own
+                if ahead is not None and each is pipe:
+                    own = own._replace(ahead=list(ahead))
+                elif ahead is not None:
+                    entries[id(each)] = entries[id(each)]._replace(ahead=list(ahead))
+        is_over = record_of(pipe).ended or self._has_finished(pipe)
+        entries[id(pipe)] = own._replace(finished=True) if is_over else own
         return entries
 
     def _check_grown(self, pipe: Any, beginning: Beginning) -> None:
@@ -326,7 +307,7 @@ class _Saving:
                 "Make them in __init__, or keep them in local variables"
             )
 
-    def _entry(self, pipe: Any, replayed: bool) -> dict[str, Any]:
+    def _entry(self, pipe: Any, replayed: bool) -> Entry:
         if is_torchs(pipe):
             return self._entry_of_torchs(pipe, replayed)
         record = record_of(pipe)
@@ -334,36 +315,36 @@ class _Saving:
             return with_pending(pipe, record, record.loaded)
         if not isinstance(pipe, IterDataPipe):  # read by index: it has no place, but may have a state
             if not is_restorable(pipe):
-                return {"type": name_of(pipe), "how": "begin"}
-            entry = {"type": name_of(pipe), "how": "restore", "yielded": 0, "state": self._state_of(pipe)}
-            return entry | seeds_of(record)
+                return Entry(name_of(pipe))
+            return with_seeds(Entry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
         # A pipe of a user's without a `reset` may still show the place of the pass before.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
-            entry, raw = entry_at_beginning(pipe)
-            if raw is not None:
-                entry["state"] = to_plain(raw, name_of(pipe))
+            entry = _entry_anew(pipe)
             if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
-                entry |= {"how": "restore", "yielded": token_of(pipe).yielded, "finished": True}
-            return entry if replayed else entry | _skipped(record)  # also of one whose reader has all of it
-        entry = {
-            "type": name_of(pipe),
-            "how": "restore",
-            "yielded": token_of(pipe).yielded,
-            "finished": self._has_finished(pipe),
-            "state": self._state_of(pipe),
-        }
-        return entry | seeds_of(record) | _skipped(record)
+                entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
+            if replayed or not record.skipped:
+                return entry
+            return entry._replace(skipped=record.skipped)  # also of one whose reader has all of it
+        finished, state = self._has_finished(pipe), self._state_of(pipe)
+        seeds = record.seed, record.seeded or None
+        return Entry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
 
     def _state_of(self, pipe: Any) -> dict[str, Any]:
         return to_plain(pipe.state_dict(), name_of(pipe))
 
-    def _entry_of_torchs(self, pipe: Any, below: bool) -> dict[str, Any]:
-        if awaits_iteration(pipe):
-            return record_of(pipe).loaded or {}
-        entry = {"type": name_of(pipe), "how": "begin"}
-        yielded = yielded_so_far(pipe)
-        return entry if below or id(pipe) not in self._in_use else {**entry, "drop": yielded}
+    def _entry_of_torchs(self, pipe: Any, below: bool) -> Entry:
+        loaded = record_of(pipe).loaded
+        if loaded is not None and awaits_iteration(pipe):
+            return loaded
+        anew = below or id(pipe) not in self._in_use
+        return Entry(name_of(pipe), drop=None if anew else yielded_so_far(pipe))
+
+
+def _entry_anew(pipe: Any) -> Entry:
+    """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
+    entry, lasting = entry_at_beginning(pipe)
+    return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def is_one_to_one(datapipe: Any) -> bool:
@@ -418,7 +399,7 @@ def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
         >>> replays(save_state(pipe))
         []
     """
-    return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
+    return [(entry.type, entry.drop, entry.seconds or 0.0) for entry in parse_graph(state) if entry.drop]
 
 
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
@@ -438,23 +419,12 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.
     """
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        version = state.get("version") if isinstance(state, dict) else state
-        raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
-    graph = graph_of(datapipe)
-    pipes = graph.pipes
-    entries: Any = state.get("pipes")
-    check_entries(entries)
+    entries, graph = parse_graph(state), graph_of(datapipe)
     if state.get("checksums") is not None:
         check_checksums(state)
     if not allow_pickle:
         refuse_pickled_entries(entries)
-    saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
-    if saved != found:
-        raise ValueError(
-            f"the state was saved from another pipeline: it holds {saved}, but this pipeline is {found} "
-            "(sources first); build the same pipeline before loading its state"
-        )
+    _require_same_pipes(graph, entries)
     described = state.get("graph") if strict else None
     if described is not None:
         check_fingerprint(described)
@@ -466,8 +436,16 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         )
     if not strict:
         set_strictness(graph, False)
-    with standing_still(pipes):
-        load_entries(zip(pipes, entries, strict=True))
+    load_entries(graph, entries)
+
+
+def _require_same_pipes(graph: Graph, entries: Sequence[Entry]) -> None:
+    saved, found = [entry.type for entry in entries], [*map(name_of, graph)]
+    if saved != found:
+        raise ValueError(
+            f"the state was saved from another pipeline: it holds {saved}, but this pipeline is {found} "
+            "(sources first); build the same pipeline before loading its state"
+        )
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
@@ -476,32 +454,16 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
         hooks_of(pipe)._compare(is_strict)
 
 
-def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
-    """Sets some pipes of a graph to the positions in their entries. No pipe reads ahead meanwhile."""
-    for pipe, entry in entries:
-        if is_torchs(pipe):
-            replay_torchs(pipe, entry)
-            record = record_of(pipe)
-            record.loaded, record.before, record.later = entry, pipe._valid_iterator_id, entry.get("later")
-            record.beginning, record.grown, record.asked = None, [], NEVER
-        else:
-            load_entry(pipe, entry)
-
-
-def entry_anew(datapipe: Any) -> dict[str, Any]:
-    """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
-    entry, lasting = entry_at_beginning(datapipe)
-    return entry if lasting is None else {**entry, "state": to_plain(lasting, name_of(datapipe))}
-
-
-def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An entry with which a pipe that holds nothing continues with the items of its sources.
-
-    Args:
-        datapipe: the pipe.
-        state: its state; None for the state after a reset.
-    """
-    if state is None and can_reset(type(datapipe)):
-        datapipe.reset()
-    plain = to_plain(datapipe.state_dict() if state is None else state, name_of(datapipe))
-    return {"type": name_of(datapipe), "how": "restore", "yielded": 0, "finished": False, "state": plain}
+def load_entries(datapipe: Any, entries: Sequence[Entry]) -> None:
+    """Sets all pipes of a graph to the positions that `save_entries` returned."""
+    graph = graph_of(datapipe)
+    _require_same_pipes(graph, entries)
+    with standing_still(graph.pipes):
+        for pipe, entry in zip(graph, entries, strict=True):
+            if is_torchs(pipe):
+                replay_torchs(pipe, entry)
+                record = record_of(pipe)
+                record.loaded, record.before, record.later = entry, pipe._valid_iterator_id, entry.later
+                record.beginning, record.grown, record.asked = None, [], NEVER
+            else:
+                load_entry(pipe, entry)

@@ -19,7 +19,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.cutting import DispatchedSource
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.program import GraphProgram
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 from waiting import check_in_forked_child, wait_for
 

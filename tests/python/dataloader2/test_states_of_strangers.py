@@ -25,7 +25,7 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
     describe,
 )
-from torchdata.dataloader2.state.layout import checksums
+from torchdata.dataloader2.state.layout import checksums, dump, parse
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -77,6 +77,26 @@ def saved(items=2, workers=0, pipe=None):
         for _ in range(items):
             next(iterator)
         return loader.state_dict(), list(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_state_holds_is_written_as_it_was(workers):
+    service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+    with DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=service) as loader:
+        loader.seed(3)
+        states = [loader.state_dict()]
+        for _ in loader:
+            states.append(loader.state_dict())
+        states.append(loader.state_dict(with_pipe=False))
+    for state in states:
+        assert dump(parse(state)) == state
+
+
+def test_more_shards_than_anybody_has_are_refused_before_they_are_made():
+    state, _ = saved(workers=2)
+    place = {**state["iteration_state"], "workers": None, "processes": [1 << 40, False, True]}
+    with pytest.raises(ValueError, match="damaged in its field 'iteration_state': it is not of 1099511627776 workers"):
+        DataLoader2(IterableWrapper([1])).load_state_dict(resealed(state, iteration_state=place))
 
 
 def test_describe_opens_no_generator_and_refuses_what_is_none():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torchdata.dataloader2.random import SeedGenerator
-    from torchdata.dataloader2.state.shards import Shard
+    from torchdata.dataloader2.state.position import Shard
 
 __all__ = ["DistributedReadingService"]
 

@@ -14,7 +14,7 @@ from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
-    from torchdata.dataloader2.state.shards import Shard
+    from torchdata.dataloader2.state.position import Shard
 
 __all__ = [
     "CheckpointableReadingServiceInterface",

@@ -40,7 +40,7 @@ from torchdata.dataloader2.services.program import (
 )
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.places import lasts, names_of_lasting
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 

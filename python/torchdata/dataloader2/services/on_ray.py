@@ -16,7 +16,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["RayReadingService"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from torchdata import _engine
 from torchdata._engine.items.torch_worker import tell_torch
 from torchdata._engine.processes.crossing import why_unpicklable
-from torchdata._engine.snapshots import reason, seal, unseal
+from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
@@ -28,7 +28,8 @@ from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_shar
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.dataloader2.services.watching import watched_filters
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.layout import opened, sealed
+from torchdata.dataloader2.state.position import Content, Shard
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
@@ -37,14 +38,15 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
+from torchdata.datapipes._pipe.state.layout import Entry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import (
     iterate,
+    load_entries,
     load_generators,
-    load_state,
-    save_state,
+    save_entries,
     set_strictness,
     standing_still,
 )
@@ -334,20 +336,19 @@ class GraphProgram(EpochProgram):
         try:
             graph = Graph(self.datapipe)
             with standing_still(graph.pipes):  # threads draw random numbers, too
-                saved, generators = save_state(graph, described=False), self._own.generators()
-            share = self._share_in(graph, saved)
-            content: dict[str, Any] = {"graph": saved, "generators": generators}
-            if share is not None and share.is_read_out:
-                content["read_out"] = True
-            sealed = None if share is None else (share.number, share.read, seal(content))
-            self._saved = self._saved or sealed is not None
-            return sealed
+                entries, generators = save_entries(graph), self._own.generators()
+            share = self._share_in(graph, entries)
+            if share is None:
+                return None
+            content = sealed(Content(entries, generators, share.is_read_out))
+            self._saved = True
+            return share.number, share.read, content
         except Exception as error:
             self._unsaved = error
             # In the place of the first snapshot; an earlier one is worth more.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
-    def _share_in(self, graph: Graph, saved: dict[str, Any]) -> _Share | None:
+    def _share_in(self, graph: Graph, entries: Sequence[Entry]) -> _Share | None:
         """From where on dispatched items are to come with a state of the graph."""
         if self._child.share is None:
             return _Share(0)
@@ -357,14 +358,13 @@ class GraphProgram(EpochProgram):
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
             return _Share(1, read)  # what comes first may have been held by a pipe: the share is opened later
-        entry = saved["pipes"][graph.index(source)]
-        goes_on = entry["how"] == "restore"
-        if goes_on and not entry.get("finished"):
-            items, checksum = entry["state"]["share"]
+        entry = entries[graph.index(source)]
+        if entry.restores and not entry.finished:
+            items, checksum = (entry.state or {})["share"]
             return _Share(1, (items, checksum))
-        replayed = (pipe for pipe, each in zip(graph, saved["pipes"], strict=True) if "drop" in each)
+        replayed = (pipe for pipe, each in zip(graph, entries, strict=True) if each.drop is not None)
         if any(source in graph.at(pipe) for pipe in replayed):
-            return None if goes_on else _Share(1)
+            return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
         return _Share(2)  # it was left in the middle: the next pass would be the second
@@ -377,15 +377,17 @@ class GraphProgram(EpochProgram):
             return iterate(self.datapipe)
         witnessing.current = None  # this worker's filters may be in another pass than those of the other workers
         self._saved = True
-        return self._go_on(unseal(snapshot, "the snapshot of a worker"))
+        return self._go_on(opened(snapshot, "the snapshot of a worker"))
 
-    def _go_on(self, saved: dict[str, Any]) -> Iterator[Any]:
-        if saved.get("read_out"):
+    def _go_on(self, saved: Content) -> Iterator[Any]:
+        entries = saved.entries or ()
+        if saved.read_out:
             self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
-        if len(saved["graph"]["pipes"]) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
+        if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as main read ahead
-        load_state(self.datapipe, saved["graph"])
-        load_generators(saved["generators"])  # first: threads begin with the iterator
+        load_entries(self.datapipe, entries)
+        if saved.generators is not None:
+            load_generators(saved.generators)  # first: threads begin with the iterator
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:

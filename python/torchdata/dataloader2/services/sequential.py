@@ -27,7 +27,7 @@ from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
-    from torchdata.dataloader2.state.shards import Shard
+    from torchdata.dataloader2.state.position import Shard
 
 __all__ = ["SequentialReadingService", "holds_nothing"]
 

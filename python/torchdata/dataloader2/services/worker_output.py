@@ -15,8 +15,8 @@ from torchdata._engine.workers.epochs import Children, Place
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.local_shards import LocalShards
-from torchdata.dataloader2.state.places import accounts_in, kept_in, plain, resumptions, why_unsaved
-from torchdata.dataloader2.state.shards import Shard
+from torchdata.dataloader2.state.places import position_of, resumptions, why_unsaved
+from torchdata.dataloader2.state.position import Shard, WorkersPosition
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Run", "WorkerOutput"]
@@ -76,7 +76,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._epochs = self._passes = self._passes_before = 0
         #: Why a process could make no snapshot, if that shows in the place that was taken last.
         self.unsaved: str | None = None
-        self._place: tuple[dict[str, Any], bool] | None = None
+        self._place: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
 
     @property
@@ -112,7 +112,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether a dispatching process deals items out to them."""
         return self._children.dispatches
 
-    def go_on_at(self, place: dict[str, Any], strict: bool) -> None:
+    def go_on_at(self, place: WorkersPosition, strict: bool) -> None:
         """Makes the next epoch one that goes on at a place that an earlier run has reached.
 
         Args:
@@ -155,7 +155,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Items that came since the epoch began here."""
         return self._children.collector.delivered()
 
-    def place(self, delivered: int) -> dict[str, Any] | None:
+    def place(self, delivered: int) -> WorkersPosition | None:
         """Where all processes were when so many items of the epoch had come here; None if that is too long ago.
 
         May be called at any time: while another thread takes items, or from a signal handler.
@@ -165,7 +165,7 @@ class WorkerOutput(IterDataPipe[Any]):
         if found is None:
             return None
         self.unsaved = why_unsaved(found)
-        return plain(found, run.children.dispatches, self.in_order)
+        return position_of(found, run.children.dispatches, self.in_order)
 
     @property
     def shares(self) -> list[int] | None:
@@ -185,7 +185,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether nothing reads the epoch once more."""
         return self._passes == self._passes_before + 1
 
-    def untold(self, place: dict[str, Any] | None) -> str | None:
+    def untold(self, place: WorkersPosition | None) -> str | None:
         """Why a place does not tell what the processes remember of what they have run, in words; None if it does.
 
         Args:
@@ -194,11 +194,11 @@ class WorkerOutput(IterDataPipe[Any]):
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if place is None else self._passes) <= 1:
             return None
-        workers = [] if place is None else place["workers"]
-        missing = next((number for number, worker in enumerate(workers) if worker["snapshot"] is None), None)
+        shards = () if place is None else place.shards
+        missing = next((number for number, shard in enumerate(shards) if shard.snapshot is None), None)
         if place is None:
             name, whose = lasting[0], "the processes"
-        elif self._lasts_dealt and place["dispatching"] is None:
+        elif self._lasts_dealt and place.dispatching is None:
             name, whose = lasting[0], "the dispatching process"
         elif self._lasts_in_workers and missing is not None and self.unsaved is None:
             name, whose = self._lasts_in_workers[0], f"worker {missing}"
@@ -252,13 +252,14 @@ class WorkerOutput(IterDataPipe[Any]):
 def _go_on(
     children: Children | LocalShards,
     commands: Callable[[int], tuple[Any, Any]],
-    place: dict[str, Any],
+    place: WorkersPosition,
     in_order: bool,
     strict: bool,
 ) -> None:
     """Starts an epoch at a place."""
     starts = resumptions(place, children.num_shards, children.dispatches, strict)
-    left = Place(accounts_in(place), place["turn"], starts, kept_in(place))
+    given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
+    left = Place(given, place.turn, starts, (kept, place.dispatching))
     children.start_epoch(commands, _resume_of(children, in_order, strict), place=left)
 
 
@@ -278,5 +279,4 @@ def _resume(
 ) -> list[Resumption | None]:
     """From what was received of the workers, where each child goes on."""
     places, dealt = received
-    place = plain((places, 0, dealt), dispatches, in_order)
-    return resumptions(place, num_shards, dispatches, strict)
+    return resumptions(position_of((places, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

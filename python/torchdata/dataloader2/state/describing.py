@@ -8,15 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata._engine.snapshots import unseal
-from torchdata.dataloader2.state.checks import check_state, pipes_in
-from torchdata.dataloader2.state.layout import (
-    ITERATION_STATE_KEY_NAME,
-    PIPELINE_KEY_NAME,
-    fingerprint_in,
-    unpack_randomness,
-)
+from torchdata.dataloader2.state.layout import entries_in, parse
+from torchdata.dataloader2.state.position import LoaderState, WorkersPosition
 from torchdata.datapipes._pipe.graph.fingerprint import short_name
+from torchdata.datapipes._pipe.state.layout import dump_entry
 
 __all__ = ["describe"]
 
@@ -40,44 +35,40 @@ def describe(state: Mapping[str, Any]) -> str:
         >>> print(describe(loader.state_dict()).splitlines()[0])
         inside an epoch, after 1 item
     """
-    check_state(state)
-    return "\n".join(_lines(state))
+    return "\n".join(_lines(parse(state)))
 
 
-def _lines(state: Mapping[str, Any]) -> Iterator[str]:
-    place = state.get(ITERATION_STATE_KEY_NAME)
-    if place is None or place["ended"]:
+def _lines(state: LoaderState) -> Iterator[str]:
+    place, outline = state.position, state.outline
+    if place is None or place.ended:
         yield "between two epochs"
     else:
-        yield f"inside an epoch, after {_items(place['given'])}"
-        if place["drop"]:
-            yield f"  of which the last {place['drop']} are to be made again"
-    randomness = unpack_randomness(state)
-    seed = None if randomness is None else randomness[0]
+        yield f"inside an epoch, after {_items(place.given)}"
+        if place.drop:
+            yield f"  of which the last {place.drop} are to be made again"
+    seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
-    outline = state.get(PIPELINE_KEY_NAME)
     if outline is not None:
-        names = map(short_name, fingerprint_in(outline))
-        size = f" ({_size(outline['length'])} as bytes)" if outline["length"] else ""
+        names = map(short_name, outline.fingerprint)
+        size = f" ({_size(outline.length)} as bytes)" if outline.length else ""
         yield f"pipeline{size}: {', '.join(names)}"
     if place is not None:
-        yield from _graph("in the main process", place["graph"])
-        yield from _shards(place["workers"])
+        yield from _graph("in the main process", place.graph)
+        if place.workers is not None:
+            yield from _shards(place.workers)
 
 
-def _shards(workers: Any) -> Iterator[str]:
-    if workers is None:
-        return
-    for number, worker in enumerate(workers["workers"]):
-        (given, _), snapshot = worker["given"], worker["snapshot"]
+def _shards(workers: WorkersPosition) -> Iterator[str]:
+    for number, shard in enumerate(workers.shards):
+        (given, _), snapshot = shard.given, shard.snapshot
         if snapshot is None:
             yield f"shard {number}: {_items(given)} given, all to be made again"
             continue
         again = given - snapshot[0][0]
         yield f"shard {number}: {_items(given)} given, the last {again} to be made again"
         yield from _graph(f"shard {number}", snapshot[3])
-    if workers["dispatching"] is not None:
-        yield from _graph("the dispatching process", workers["dispatching"][2])
+    if workers.dispatching is not None:
+        yield from _graph("the dispatching process", workers.dispatching[2])
 
 
 def _graph(where: str, sealed: Any) -> Iterator[str]:
@@ -85,9 +76,8 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
     if sealed is None:
         return
     yield f"{where}: {_size(len(sealed))}"
-    content = unseal(sealed, "a snapshot")
-    for entry in pipes_in(content):
-        yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
+    for entry in entries_in(sealed):
+        yield f"  {entry.type}: {entry.yielded} yielded, {_size(_weight(dump_entry(entry)))}"
 
 
 def _weight(value: Any) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
-from torchdata.dataloader2.state.layout import checksum_of, fingerprint_in
+from torchdata.dataloader2.state.layout import checksum_of
+from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
@@ -42,14 +43,14 @@ class Identity:
             self._fingerprint = fingerprint(datapipe)
 
     @property
-    def outline(self) -> dict[str, Any]:
+    def outline(self) -> Outline:
         """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
         If a state does not hold the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
         if self._in_words is None:
             import json
 
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
-        return {"fingerprint": self._in_words, "length": 0 if self._pickled is None else len(self._pickled)}
+        return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
 
     @property
     def checksum(self) -> int | None:
@@ -75,7 +76,7 @@ class Identity:
             self._checksum, self._pickled = checksum_of(pickled), pickled
         return self._pickled if wanted else None
 
-    def compare(self, outline: Any, *, between_epochs: bool) -> None:
+    def compare(self, outline: Outline, *, between_epochs: bool) -> None:
         """Raises ValueError if a state is of another pipeline.
 
         Args:
@@ -84,7 +85,7 @@ class Identity:
         """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
-        other = difference(fingerprint_in(outline), self._fingerprint, "this loader", between_epochs=True)
+        other = difference(outline.fingerprint, self._fingerprint, "this loader", between_epochs=True)
         if other:
             raise ValueError(
                 f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "
@@ -94,14 +95,14 @@ class Identity:
             require_same_settings(outline, self._fingerprint)
 
 
-def require_same_settings(outline: Any, found: Fingerprint) -> None:
+def require_same_settings(outline: Outline, found: Fingerprint) -> None:
     """Raises ValueError if a pipeline differs from that of a state in nothing but what cannot change inside an epoch.
 
     Args:
         outline: what a state that was saved inside an epoch says of its pipeline.
         found: the fingerprint of the pipeline that is to resume.
     """
-    saved = fingerprint_in(outline)
+    saved = outline.fingerprint
     if not difference(saved, found, "this loader", between_epochs=True):
         other = difference(saved, found, "this loader")
         if other:

@@ -1,110 +1,125 @@
-"""The layout of a loader's state: its fields, its marks, its checksums.
+"""The layout of a loader's state: `dump` makes plain data of its values, and `parse` values of plain data.
 
-Role: pure data, no loader. A state is plain data. The pipe in it is a pickle, and so is what pipes hold that only
-pickle can: unpickling runs any code that their writer likes, so nothing of that happens here.
+Role: pure functions. No other module knows the keys. This module unpickles nothing that may run code.
+
+States are kept in files and downloaded from hubs. The checksums of the fields show damage, but not who wrote the state.
+`parse` therefore checks the type and range of each value, also in snapshots, before the value is used. The pipe in a
+state is a pickle, and so are values of pipes that need pickle.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import seal_of
+from torchdata._engine.snapshots import Account, KeptDealt, is_sealed, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
+from torchdata.dataloader2.state.position import (
+    Content,
+    LoaderState,
+    Outline,
+    Position,
+    Processes,
+    Randomness,
+    SavedRanks,
+    Shard,
+    ShardPosition,
+    WorkersPosition,
+)
+from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
+from torchdata.datapipes._pipe.state.layout import (
+    Entry,
+    check_generators,
+    dump_graph,
+    parse_graph,
+    refuse_pickled_entries,
+    refuse_pickled_generators,
+)
+from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = [
     "STATE_VERSION",
-    "Mark",
     "checksum_of",
     "checksums",
-    "fingerprint_in",
-    "is_of_0_9",
-    "naming",
-    "pack_randomness",
-    "unpack_randomness",
+    "dump",
+    "entries_in",
+    "generators_in",
+    "opened",
+    "parse",
+    "sealed",
 ]
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 #: The key of a service's own state.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
-VERSION_KEY_NAME = "version"
+_VERSION = "version"
 #: Place of the state inside an epoch; None if the state says only which epoch it is.
-ITERATION_STATE_KEY_NAME = "iteration_state"
-
-#: A checksum of each of the first three fields, by its name; absent in states of torchdata 0.9.
-CHECKSUMS_KEY_NAME = "checksums"
+_POSITION = "iteration_state"
+#: A checksum of each other field but the version, by its name; absent in states of torchdata 0.9.
+_CHECKSUMS = "checksums"
+#: The fingerprint of the pipeline, and how many bytes it has.
+_PIPELINE = "pipeline"
+#: Absent where there were none.
+_RANKS = "ranks"
 
 #: Version of the layout written here. States without a version are those of torchdata 0.9, which had the
 #: first two or three keys.
 STATE_VERSION = 3
 
-#: The fingerprint of the pipeline, and how many bytes it has.
-PIPELINE_KEY_NAME = "pipeline"
+#: The keys that every state of a loader has.
+_REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
+#: Those that none of torchdata 0.9 has.
+_NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: The rank of the loader, how many there were, and whether their epoch had the seeds of one without ranks; absent where
-#: there were none.
-RANKS_KEY_NAME = "ranks"
+#: More items than anybody has given.
+_MOST = 1 << 46
+#: More shards than anybody has.
+_MOST_SHARDS = 1 << 20
 
-#: The user's seed, whether it is still to be applied, the generator now and at the beginning of the epoch.
-Randomness = tuple[int | None, bool, SeedGenerator, SeedGenerator]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A place at which main's part of the graph was looked at."""
-
-    #: Items of the epoch that were given by then.
-    given: int
-    #: The state of main's part, sealed; None if it begins, or holds nothing that counts.
-    graph: bytes | None = None
-    #: The global generators, sealed, where main runs functions of the user's.
-    generators: bytes | None = None
-    #: The place of the workers.
-    workers: dict[str, Any] | None = None
-    #: Whether no worker processes run the graph.
-    in_main: bool = True
-    #: The generators with which the epoch began, where they are needed to begin it anew.
-    beginning: bytes | None = None
-    #: Why the place of the workers does not tell what lasts in them beyond the pass that ran then, if it does not.
-    untold: str | None = None
-
-    def at(self, given: int, ended: bool) -> dict[str, Any]:
-        """The mark, and how many items behind it were given, as they stand in a state."""
-        return {
-            "given": given,
-            "drop": given - self.given,
-            "ended": ended,
-            "graph": self.graph,
-            "generators": self.generators,
-            "beginning": self.beginning,
-            "workers": self.workers,
-            "in_main": self.in_main,
-        }
+#: What the fields of a position hold; of a few there may be none.
+_KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
+_KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
+_SEALED = ("graph", "generators", "beginning")
 
 
-@contextmanager
-def naming(field: str) -> Iterator[None]:
-    """Lets errors of what is not as it should be name the field. Layouts have no circles, and are not deep."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise damaged(field, str(error)) from None
-    except RecursionError:
-        raise damaged(field, "it is nested deeper than any state") from None
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def fingerprint_in(outline: dict[str, Any]) -> Fingerprint:
-    """The fingerprint of the pipeline that a state was saved from."""
-    found: Fingerprint = json.loads(outline["fingerprint"])
-    return found
+def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
+    """The state as plain data; `of_pipe` is the checksum of the pipe, if it is known already."""
+    plain: dict[str, Any] = {
+        SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
+        READING_SERVICE_STATE_KEY_NAME: state.service,
+        RANDOMNESS_STATE_KEY_NAME: state.randomness and state.randomness.packed(),
+        _VERSION: STATE_VERSION,
+        _POSITION: state.position and _dump_position(state.position),
+    }
+    if state.outline is not None:
+        plain[_PIPELINE] = {"fingerprint": state.outline.words, "length": state.outline.length}
+    if state.ranks is not None:
+        plain[_RANKS] = list(state.ranks)
+    return {**plain, _CHECKSUMS: checksums(plain, of_pipe)}
+
+
+def _dump_position(position: Position) -> dict[str, Any]:
+    workers, shards = position.workers, position.shards
+    plain: dict[str, Any] = {
+        **position._asdict(),
+        "workers": workers
+        and {**workers._asdict(), "workers": [{"given": given, "snapshot": kept} for given, kept in workers.shards]},
+        "processes": position.processes and list(position.processes),
+        "shards": shards and [list(astuple(shard)) for shard in shards],
+    }
+    if workers is not None:
+        del plain["workers"]["shards"]
+    absent = {name for name in ("seconds", "processes", "shards", "own_seeds") if plain[name] is None} | {"untold"}
+    return {name: value for name, value in plain.items() if name not in absent}
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
@@ -115,7 +130,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
         of_datapipe: the checksum of the pipe, if it is known already.
     """
     found = {}
-    for field in (ITERATION_STATE_KEY_NAME, PIPELINE_KEY_NAME, RANKS_KEY_NAME):
+    for field in (_POSITION, _PIPELINE, _RANKS):
         if field in state:
             found[field] = zlib.crc32("".join(_outline(state[field])).encode())
     for field in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME, RANDOMNESS_STATE_KEY_NAME):
@@ -160,40 +175,248 @@ def _checksum(parts: Iterable[Any]) -> int:
     return crc
 
 
-def pack_randomness(
-    seed: int | None, reset_seed: bool, generator: SeedGenerator, initial: SeedGenerator
-) -> tuple[int | None, bool, bytes, bytes]:
-    """The randomness of a loader, as it stands in its state."""
-    return seed, reset_seed, generator.exported(), initial.exported()
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def is_of_0_9(state: Mapping[str, Any]) -> bool:
-    """Whether a state was saved by torchdata 0.9, which saved no version and no position inside an epoch."""
-    return state.keys().isdisjoint(
-        (VERSION_KEY_NAME, ITERATION_STATE_KEY_NAME, CHECKSUMS_KEY_NAME, PIPELINE_KEY_NAME, RANKS_KEY_NAME)
-    )
+def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
+    """The values that a state holds.
+
+    Args:
+        state: the state.
+        allow_pickle: whether it may hold what has to be unpickled. The pipe does not count, which need not be.
+
+    Raises:
+        TypeError, ValueError: it is none, of another version, or damaged; or it holds what is not to be unpickled.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
+    missing = [k for k in _REQUIRED if k not in state]
+    if missing:
+        within = [key for key, value in state.items() if isinstance(value, Mapping) and set(_REQUIRED) <= value.keys()]
+        advice = f"; load the part of it that is one: load_state_dict(state[{within[0]!r}])" if within else ""
+        raise ValueError(
+            f"this is not the state of a DataLoader2: it lacks {', '.join(map(repr, missing))} and has "
+            f"{sorted(map(str, state))}{advice}"
+        )
+    version = state.get(_VERSION)
+    if version is not None and (type(version) is not int or version != STATE_VERSION):
+        raise ValueError(
+            f"this loader state has version {version!r}, but this release reads version {STATE_VERSION}; load it with "
+            "the release that saved it"
+        )
+    place, of_service = state.get(_POSITION), state[READING_SERVICE_STATE_KEY_NAME]
+    is_of_0_9 = state.keys().isdisjoint(_NEW)
+    with _naming(_POSITION):
+        position = None if place is None else _position(place)
+    with _naming(_PIPELINE):
+        outline = _parse_outline(state[_PIPELINE]) if _PIPELINE in state else None
+    with _naming(_RANKS):
+        ranks = _ranks(state.get(_RANKS))
+    with _naming(RANDOMNESS_STATE_KEY_NAME):
+        randomness = _randomness(state.get(RANDOMNESS_STATE_KEY_NAME), is_of_0_9)
+    if state.get(_CHECKSUMS) is not None:
+        _check_checksums(state, state[_CHECKSUMS])
+    if position is not None:
+        with _naming(_POSITION):
+            contents = [opened(snapshot, "a snapshot") for snapshot in _snapshots(position)]
+        for content in () if allow_pickle else contents:
+            refuse_pickled_entries(content.entries or ())
+            refuse_pickled_generators(content.generators)
+    if not allow_pickle and isinstance(of_service, bytes) and is_sealed(of_service):
+        refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
+    pipe = state[SERIALIZED_DATAPIPE_KEY_NAME]
+    return LoaderState(pipe, of_service, randomness, outline, position, ranks, is_of_0_9, state)
 
 
-def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Lets errors of what is not as it should be name the field. Layouts have no circles, and are not deep."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(field, str(error)) from None
+    except RecursionError:
+        raise damaged(field, "it is nested deeper than any state") from None
+
+
+def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
+    """Raises ValueError if a field is not the one that was saved."""
+    found = checksums(state)
+    if not isinstance(expected, Mapping):
+        raise damaged(_CHECKSUMS, f"it is of type {type(expected).__name__} where checksums should be")
+    for field in {**found, **expected}:
+        if expected.get(field) != found.get(field):
+            raise damaged(field, "its checksum is not the one that was saved with it")
+
+
+def _parse_outline(outline: Any) -> Outline:
+    if not isinstance(outline, dict) or type(outline.get("length")) is not int:
+        raise ValueError("it does not say what the pipeline is made of")
+    found = Outline(outline["fingerprint"], outline["length"])
+    check_fingerprint(found.fingerprint)
+    return found
+
+
+def _ranks(ranks: Any) -> SavedRanks | None:
+    if ranks is None:
+        return None
+    if not isinstance(ranks, (list, tuple)) or tuple(map(type, ranks)) != (int, int, bool):
+        raise ValueError(f"it is {ranks!r} where a rank, and how many there were, should be")
+    rank, count, keeps_seeds = ranks
+    if not 0 <= rank < count:
+        raise ValueError(f"it says rank {rank} of {count}")
+    return rank, count, keeps_seeds
+
+
+def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """The randomness that a state holds, if any.
 
     The generators of torchdata 0.9 are pickles, and draw other numbers. They are not opened: the user's seed applies
     again.
     """
-    packed = state.get(RANDOMNESS_STATE_KEY_NAME)
     if packed is None:
         return None
-    field = RANDOMNESS_STATE_KEY_NAME
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:
-        raise damaged(field, "it is not a seed, whether it applies, and two generators")
-    seed, reset_seed = packed[:2]
-    if not all(type(generator) is bytes for generator in packed[2:]):
-        raise damaged(field, "it does not hold the bytes of two generators")
-    if is_of_0_9(state):
-        reset_seed, generators = True, [SeedGenerator(), SeedGenerator()]
-    else:
-        with naming(field):
-            generators = [SeedGenerator.imported(generator) for generator in packed[2:]]
-    if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(reset_seed) is not bool:
-        raise damaged(field, f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
-    return seed, reset_seed, generators[0], generators[1]
+        raise ValueError("it is not a seed, whether it applies, and two generators")
+    seed, is_due, *generators = packed
+    if not all(type(generator) is bytes for generator in generators):
+        raise ValueError("it does not hold the bytes of two generators")
+    first, second = (SeedGenerator() if is_of_0_9 else SeedGenerator.imported(each) for each in generators)
+    is_due = True if is_of_0_9 else is_due
+    if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(is_due) is not bool:
+        raise ValueError(f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
+    return Randomness(seed, is_due, first, second)
+
+
+def _position(place: Any) -> Position:
+    if not isinstance(place, dict):
+        raise ValueError(f"it is of type {type(place).__name__} where a place should be")
+    for name, kinds in _KINDS.items():
+        if type(place.get(name)) not in kinds:
+            raise ValueError(f"its {name!r} is {place.get(name)!r}")
+    if not 0 <= place["drop"] <= place["given"] < _MOST:
+        raise ValueError(f"it drops {place['drop']} of {place['given']} items")
+    for name in _SEALED:
+        sealed = place.get(name, b"")
+        if sealed is not None and not is_sealed(sealed):
+            raise ValueError(f"its {name!r} is no snapshot")
+    if "workers" not in place:
+        raise ValueError("it says nothing of workers")
+    workers = None if place["workers"] is None else _workers(place["workers"])
+    processes = _processes(place.get("processes"), workers)
+    shards = None if processes is None or place.get("shards") is None else _shards(place["shards"], processes.shards)
+    fields: dict[str, Any] = {name: place.get(name) for name in (*_KINDS, *_SEALED)}
+    return Position(**fields, workers=workers, processes=processes, shards=shards)
+
+
+def _processes(processes: Any, workers: WorkersPosition | None) -> Processes | None:
+    if processes is None and workers is None:
+        return None
+    if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
+        raise ValueError(f"its processes are {processes!r}")
+    found = Processes(*processes)
+    if not 0 < found.shards < _MOST_SHARDS or (workers is not None and len(workers.shards) != found.shards):
+        raise ValueError(f"it is not of {found.shards} workers")
+    return found
+
+
+def _shards(shards: Any, count: int) -> list[Shard]:
+    if not isinstance(shards, list) or len(shards) != count:
+        raise ValueError(f"its shards are {shards!r}")
+    for shard in shards:
+        fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
+        if not fits or not (0 <= shard[0] < shard[1] < _MOST and 0 <= shard[2] < shard[3] < _MOST):
+            raise ValueError(f"one of its shards is {shard!r}")
+    return [Shard(*shard) for shard in shards]
+
+
+def _workers(place: Any) -> WorkersPosition:
+    try:
+        workers = place["workers"]
+        if not isinstance(workers, list) or not workers:
+            raise ValueError("it has no workers")
+        shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
+        dealt = None if place["dispatching"] is None else _dealt(place["dispatching"], len(workers))
+        if "owners" in place:
+            raise ValueError("its items were dealt out of turn")
+        turn, *flags = place["turn"], place["dispatches"], place["in_order"]
+        if type(turn) is not int or not 0 <= turn < len(workers) or set(map(type, flags)) != {bool}:
+            raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
+        return WorkersPosition(shards, turn, flags[0], dealt, flags[1])
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise ValueError(f"what it says of the workers does not fit together: {error}") from None
+
+
+def _shard_position(worker: Any, whose: str) -> ShardPosition:
+    given = _account(worker["given"], whose)
+    if worker["snapshot"] is None:
+        return ShardPosition(given)
+    sent, read_pass, share, content = worker["snapshot"]
+    sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
+    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
+        raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
+    return ShardPosition(given, (sent, read_pass, share, content))
+
+
+def _dealt(dealt: Any, workers: int) -> KeptDealt:
+    dealt_pass, accounts, content = dealt
+    accounts = [_account(account, "the dispatching process") for account in accounts]
+    if type(dealt_pass) is not int or not 0 <= dealt_pass < _MOST or len(accounts) != workers or not is_sealed(content):
+        raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
+    return dealt_pass, accounts, content
+
+
+def _account(account: Any, whose: str) -> Account:
+    """A number of items and their checksum."""
+    items, checksum = account
+    if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
+        raise ValueError(f"{whose} has {items!r} items")
+    return items, checksum
+
+
+# -- what is sealed ----------------------------------------------------------------------------------------------------
+
+
+def _snapshots(position: Position) -> Iterator[bytes]:
+    """All that is sealed in a position."""
+    yield from filter(None, (position.graph, position.generators, position.beginning))
+    if position.workers is not None:
+        yield from (shard.snapshot[3] for shard in position.workers.shards if shard.snapshot)
+        if position.workers.dispatching is not None:
+            yield position.workers.dispatching[2]
+
+
+def sealed(content: Content) -> bytes:
+    """A snapshot of pipes, and of what goes with them."""
+    graph = dump_graph(content.entries or ())
+    if content.generators is None:
+        return seal(graph)
+    read_out = {"read_out": True} if content.read_out else {}
+    return seal({"graph": graph, "generators": content.generators, **read_out})
+
+
+def opened(snapshot: Any, what: str) -> Content:
+    """The content of a snapshot, checked. The ValueError for a damaged one calls it `what`."""
+    content = unseal(snapshot, what)
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} holds an object of type {type(content).__name__}")
+    if "random" in content:
+        check_generators(content)
+        return Content(None, content)
+    if "graph" not in content:
+        return Content(parse_graph(content))
+    check_generators(content.get("generators"))
+    return Content(parse_graph(content["graph"]), content["generators"], bool(content.get("read_out")))
+
+
+def generators_in(snapshot: Any) -> dict[str, Any]:
+    """The global generators that are sealed in a loader's state."""
+    generators = opened(snapshot, "the generators of this loader state").generators
+    if generators is None:
+        raise ValueError("the generators of this loader state are none")
+    return generators
+
+
+def entries_in(snapshot: Any, what: str = "the graph of this loader state") -> list[Entry]:
+    """The positions of the pipes that are sealed in a loader's state; none of generators."""
+    return [*(opened(snapshot, what).entries or ())]

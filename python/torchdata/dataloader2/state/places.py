@@ -1,62 +1,35 @@
-"""Places of worker processes in an epoch, as plain data: from the engine's books, and to commands for a later run.
+"""Positions of worker processes in an epoch: from the engine's books, and to commands for a later run.
 
-Role: pure functions. A place holds, for each worker, what of its items was given to the user and the newest snapshot
-before that; whose turn it was; and the snapshot of the dispatching process that fits to these. A later run starts each
-process from its snapshot, and what was given after it is made again, compared and dropped.
+Role: pure functions. A later run starts each process from its snapshot, and what was given after it is made again,
+compared and dropped.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
+from torchdata._engine.snapshots import Account, Resumption, reason_in
 from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 
-__all__ = [
-    "accounts_in",
-    "check_place",
-    "check_processes",
-    "kept_in",
-    "lasts",
-    "names_of_lasting",
-    "plain",
-    "resumptions",
-    "why_unsaved",
-]
+__all__ = ["lasts", "names_of_lasting", "position_of", "resumptions", "why_unsaved"]
 
 #: More items than an epoch has.
 _ALL = 1 << 62
-
-#: More items than anybody has given.
-_MOST = 1 << 46
 
 #: Seeds, which each epoch gets anew.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
-def plain(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> dict[str, Any]:
-    """The content of the engine's books in the form that a state has.
-
-    Args:
-        found: the content.
-        dispatches: whether there is a dispatching process.
-        in_order: whether main takes items in strict turn.
-    """
+def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
+    """The content of the engine's books as the position that a state has."""
     places, turn, dealt = found
-    workers = [
-        {"given": given, "snapshot": None if snapshot and reason_in(snapshot[3]) else snapshot}
-        for given, snapshot in places
+    shards = [
+        ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in places
     ]
-    dealt = None if dealt and reason_in(dealt[2]) else dealt
-    return {
-        "workers": workers,
-        "turn": turn,
-        "dispatches": dispatches,
-        "dispatching": dealt,
-        "in_order": in_order,
-    }
+    return WorkersPosition(shards, turn, dispatches, None if dealt and reason_in(dealt[2]) else dealt, in_order)
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
@@ -66,96 +39,7 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
     return next(filter(None, map(reason_in, contents)), None)
 
 
-def accounts_in(place: dict[str, Any]) -> list[Account]:
-    """By worker, what of its items was given."""
-    return [tuple(worker["given"]) for worker in place["workers"]]
-
-
-def kept_in(place: dict[str, Any]) -> tuple[list[Kept | None], KeptDealt | None]:
-    """The snapshots, as the engine's books take them."""
-    snapshots = [worker["snapshot"] for worker in place["workers"]]
-    return [snapshot and _kept(snapshot) for snapshot in snapshots], _kept_dealt(place["dispatching"])
-
-
-def _kept(snapshot: Any) -> Kept:
-    (items, checksum), read_pass, (read, read_checksum), content = snapshot
-    return (items, checksum), read_pass, (read, read_checksum), content
-
-
-def _kept_dealt(dealt: Any) -> KeptDealt | None:
-    if dealt is None:
-        return None
-    dealt_pass, accounts, content = dealt
-    return dealt_pass, [(items, checksum) for items, checksum in accounts], content
-
-
-def check_place(place: Any) -> None:
-    """Raises ValueError if this is no place, or one of its snapshots is not whole."""
-    try:
-        workers = place["workers"]
-        if not isinstance(workers, list) or not workers:
-            raise ValueError("it has no workers")
-        for number, worker in enumerate(workers):
-            _check_worker(worker, f"worker {number}")
-        dealt = place["dispatching"]
-        if dealt is not None:
-            _check_dealt(dealt, len(workers))
-        if "owners" in place:
-            raise ValueError("its items were dealt out of turn")
-        flags = place["dispatches"], place["in_order"]
-        if type(place["turn"]) is not int or not 0 <= place["turn"] < len(workers) or set(map(type, flags)) != {bool}:
-            raise ValueError(f"it is the turn of worker {place['turn']!r} of {len(workers)}, with {flags!r}")
-    except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"what it says of the workers does not fit together: {error}") from None
-
-
-def _check_worker(worker: Any, whose: str) -> None:
-    given, snapshot = worker["given"], worker["snapshot"]
-    _check_account(given, whose)
-    if snapshot is None:
-        return
-    sent, read_pass, share, content = snapshot
-    _check_account(sent, f"the snapshot of {whose}")
-    _check_account(share, f"the share of {whose}")
-    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
-        raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
-
-
-def _check_dealt(dealt: Any, workers: int) -> None:
-    dealt_pass, accounts, content = dealt
-    for account in accounts:
-        _check_account(account, "the dispatching process")
-    if type(dealt_pass) is not int or not 0 <= dealt_pass < _MOST or len(accounts) != workers or not is_sealed(content):
-        raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
-
-
-def _check_account(account: Any, whose: str) -> None:
-    """Raises ValueError if these are not a number of items and their checksum."""
-    items, checksum = account
-    if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
-        raise ValueError(f"{whose} has {items!r} items")
-
-
-def check_processes(processes: Any, workers: dict[str, Any] | None, shards: Any = None) -> None:
-    """Raises ValueError if this does not say how many workers there were, and how main took their items."""
-    if processes is None and workers is None:
-        return
-    if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
-        raise ValueError(f"its processes are {processes!r}")
-    if shards is not None:
-        if not isinstance(shards, list) or len(shards) != processes[0]:
-            raise ValueError(f"its shards are {shards!r}")
-        for shard in shards:
-            if not isinstance(shard, list) or tuple(map(type, shard)) != (int, int, int, int, bool, bool, bool):
-                raise ValueError(f"one of its shards is {shard!r}")
-            worker, count, rank, ranks, *_ = shard
-            if not (0 <= worker < count < _MOST and 0 <= rank < ranks < _MOST):
-                raise ValueError(f"one of its shards is {shard!r}")
-    if processes[0] < 1 or (workers is not None and len(workers["workers"]) != processes[0]):
-        raise ValueError(f"it is not of {processes[0]} workers")
-
-
-def resumptions(place: dict[str, Any], num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
+def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
     """Where each shard goes on, and the dispatching process last.
 
     Args:
@@ -167,30 +51,27 @@ def resumptions(place: dict[str, Any], num_shards: int, dispatches: bool, strict
     Raises:
         ValueError: there were others.
     """
-    given = accounts_in(place)
-    if len(given) != num_shards:
+    if len(place.shards) != num_shards:
         raise ValueError(
-            f"this state was saved inside an epoch of {len(given)} shards, and this epoch has {num_shards}: save a "
-            "state between two epochs"
+            f"this state was saved inside an epoch of {len(place.shards)} shards, and this epoch has {num_shards}: "
+            "save a state between two epochs"
         )
-    if bool(place["dispatches"]) != dispatches:
-        had, has = ("a", "no") if place["dispatches"] else ("no", "a")
+    if place.dispatches != dispatches:
+        had, has = ("a", "no") if place.dispatches else ("no", "a")
         raise ValueError(f"this state was saved with {had} dispatching process, but this pipeline has {has} one")
-    snapshots, dealt = kept_in(place)
     children: list[Resumption | None] = []
     shares: list[tuple[int, Account]] = []
-    for (items, checksum), snapshot in zip(given, snapshots, strict=True):
-        sent, read_pass, share, content = snapshot or ((0, 0), 1, (0, 0), None)
+    for shard in place.shards:
+        items, checksum = shard.given
+        sent, read_pass, share, content = shard.snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
         start = (sent, items - sent[0], checksum or None if strict else None)  # main does not sum up what it gives
         whole = read_pass > 1
         children.append(
-            Resumption(
-                content, [start], place["turn"], passed=int(whole), share=(0, 0) if whole else share, strict=strict
-            )
+            Resumption(content, [start], place.turn, passed=int(whole), share=(0, 0) if whole else share, strict=strict)
         )
     if dispatches:
-        goes_on = dealt or (1, [(0, 0)] * len(shares), None)
+        goes_on = place.dispatching or (1, [(0, 0)] * len(shares), None)
         children.append(_of_dispatching(goes_on, shares, strict))
     return children
 

@@ -108,7 +108,7 @@ def claim(owner: Any) -> None:
         if not owner_record.goes_on:  # those that are begun later in this pass have skipped nothing in it yet
             record.skipped = {}
             if record.loaded is not None:
-                record.loaded = {key: value for key, value in record.loaded.items() if key != "skipped"}
+                record.loaded = record.loaded._replace(skipped=None)
         claimed.append(weakref.ref(pipe))
         waiting += sources_of(pipe)
     owner_record.claimed = claimed

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata._native import ReadAheadQueue
 from torchdata._threads import Flag
+
+if TYPE_CHECKING:
+    from torchdata.datapipes._pipe.state.layout import Entry
 
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
@@ -127,8 +130,8 @@ class Halts:
         entries: each pipe with the entry with which it begins.
     """
 
-    def __init__(self, entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
-        self._halts = [(pipe, pipe._halt_at(Ahead(*entry["ahead"]))) for pipe, entry in entries if "ahead" in entry]
+    def __init__(self, entries: Iterable[tuple[Any, Entry]]) -> None:
+        self._halts = [(pipe, pipe._halt_at(Ahead(*entry.ahead))) for pipe, entry in entries if entry.ahead is not None]
 
     def wait(self) -> None:
         """Waits until all have come so far."""

@@ -22,7 +22,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, s
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import hooks_of
-from torchdata.datapipes._pipe.state.layout import explaining_damage
+from torchdata.datapipes._pipe.state.layout import Entry, explaining_damage
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.state.record import Beginning, Record, existing_record, record_of, token_of
 
@@ -39,15 +39,15 @@ __all__ = [
     "may_be_over",
     "name_of",
     "replay_torchs",
-    "seeds_of",
     "start_pass",
     "unnoticed",
+    "with_seeds",
 ]
 
 _tick = count(1).__next__
 
 
-def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
+def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
     """Describes the state of a graph whose pass begins now.
 
     Args:
@@ -55,42 +55,40 @@ def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
         loaded: what was loaded into it for this pass, if anything.
     """
     pipe = graph.end
-    own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
+    own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     found = Beginning(save_generators())
-    found.dropped = own.pop("drop", 0)
-    if loaded is not None and "drop" in loaded:
-        own.pop("finished", None)
-    if own.get("how") == "restore":
-        found.yielded = own["yielded"]
-    found.whole = "generators" in own
-    found.generators = own.pop("generators", found.moved)
+    if own is not None:
+        found.dropped, found.yielded = own.drop or 0, own.yielded
+        found.whole, found.generators = own.generators is not None, own.generators or found.moved
+        finished = own.finished if own.drop is None else None
+        own = own._replace(drop=None, finished=finished, generators=None)
     for each in graph:
         passes = hooks_of(each)._passes_begun()
         if passes is not None:
             found.passes[id(each)] = passes
         found.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
-        if each is pipe and loaded is not None:
+        if each is pipe and own is not None:
             found.parts.append((each, own, None))
         else:
             found.parts.append((each, *entry_at_beginning(each)))
     return found
 
 
-def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
+def entry_at_beginning(pipe: Any) -> tuple[Entry, Any]:
     """The entry of a pipe without a running pass, and the state to put into it if the state must be copied."""
     record: Record | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
-    entry: dict[str, Any] = {"type": type(pipe).__name__, "how": "begin"}
+    entry = Entry(name_of(pipe))
     if record is not None:
-        entry |= seeds_of(record)
+        entry = with_seeds(entry, record)
     kind = type(pipe)
     if hasattr(kind, "iteration_state"):
         lasting = pipe._lasting_state()
         return entry, lasting or None
     if _keeps_state_between(pipe):
         try:
-            entry["state"] = to_plain(pipe.state_dict(), kind.__name__)
+            entry = entry._replace(state=to_plain(pipe.state_dict(), kind.__name__))
         except AttributeError:
             if record is not None and record.stamp:
                 raise
@@ -126,7 +124,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     if is_torchs(datapipe):
         _note_pass(datapipe)
         record_of(datapipe).tells_end = True
-        if awaits_iteration(datapipe) and "drop" in (entry := record_of(datapipe).loaded or {}):
+        entry = record_of(datapipe).loaded
+        if awaits_iteration(datapipe) and entry is not None and entry.drop is not None:
             replay_later(datapipe, None)
             return _noting_end(datapipe, _begun_again(datapipe, entry))
         return _noting_end(datapipe, iter(datapipe))
@@ -227,7 +226,7 @@ def may_be_over(datapipe: Any) -> bool:
         return True
 
 
-def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
+def replay_torchs(datapipe: Any, entry: Entry) -> None:
     """Makes the next iteration of a pipe of torch's begin as its entry says: anew, without what is to be dropped."""
 
     def begin() -> Iterator[Any]:
@@ -237,22 +236,22 @@ def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
             _note_pass(datapipe)
         return _begun_again(datapipe, entry)
 
-    replay_later(datapipe, begin if "drop" in entry else None)
+    replay_later(datapipe, None if entry.drop is None else begin)
 
 
-def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
+def _begun_again(datapipe: Any, entry: Entry) -> Iterator[Any]:
     """Repeats a pass of a pipe of torch, and returns its remaining items."""
-    moved = save_generators() if "generators" in entry else None
+    moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
-    if moved is not None:
-        load_generators(entry["generators"])
+    if entry.generators is not None:
+        load_generators(entry.generators)
     try:
         datapipe._number_of_samples_yielded = 0
         iterator: Iterator[Any] = iter(datapipe)
-        if entry["drop"]:
-            next(islice(iterator, entry["drop"] - 1, entry["drop"]), None)
-        if entry.get("finished"):  # what comes after the last item may draw, too
+        if entry.drop:
+            next(islice(iterator, entry.drop - 1, entry.drop), None)
+        if entry.finished:  # what comes after the last item may draw, too
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
@@ -271,26 +270,28 @@ def can_reset(kind: type) -> bool:
     )
 
 
-def seeds_of(record: Record) -> dict[str, Any]:
-    """The seeds of a pipe in an entry, beyond those that are part of its state."""
-    entry: dict[str, Any] = {} if record.seed is None else {"seed": record.seed}
-    return {**entry, "follows": True} if record.seeded else entry
+def with_seeds(entry: Entry, record: Record) -> Entry:
+    """The entry of a pipe with its seeds, beyond those that are part of its state."""
+    if record.seed is None and not record.seeded:
+        return entry
+    seed = entry.seed if record.seed is None else record.seed
+    return entry._replace(seed=seed, follows=True if record.seeded else entry.follows)
 
 
-def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
+def with_pending(pipe: Any, record: Record, loaded: Entry) -> Entry:
     """A loaded entry that is saved again, with the settings since then for the next pass."""
-    if "left" in loaded:
-        loaded = {**loaded, "given": record.given}
-    loaded = {**loaded, **seeds_of(record)}
+    if loaded.left is not None:
+        loaded = loaded._replace(given=(record.given,))
+    loaded = with_seeds(loaded, record)
     if record.seed is not None:
         return loaded
     if not hasattr(type(pipe), "iteration_state"):
         return loaded
-    if loaded["how"] == "begin":
+    if not loaded.restores:
         lasting = pipe._lasting_state()
-        return {**loaded, "state": to_plain(lasting, type(pipe).__name__)} if lasting else loaded
+        return loaded._replace(state=to_plain(lasting, name_of(pipe))) if lasting else loaded
     if type(pipe)._derives_state:
-        return {**loaded, "state": to_plain(pipe.state_dict(), type(pipe).__name__)}
+        return loaded._replace(state=to_plain(pipe.state_dict(), name_of(pipe)))
     return loaded
 
 
@@ -316,15 +317,15 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     if not resumed:
         record.skipped = {}
     if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
-        datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))
-    finished = loaded is not None and bool(loaded.get("finished"))
-    is_replayed = loaded is not None and "drop" in loaded
-    record.ended = resumed and finished and not is_replayed
+        datapipe.load_state_dict(from_plain(loaded.state or {}, name_of(datapipe)))
+    finished = loaded is not None and bool(loaded.finished)
+    dropped = None if loaded is None else loaded.drop
+    record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
         # The states that were loaded into its sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
-    return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
+    return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
@@ -347,7 +348,7 @@ def _give_seed(pipe: Any, seed: Any) -> None:
     (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
-def _note_beginning(graph: Graph, record: Record, loaded: dict[str, Any] | None) -> None:
+def _note_beginning(graph: Graph, record: Record, loaded: Entry | None) -> None:
     beginning = _how_it_begins(graph, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
@@ -465,42 +466,36 @@ def _forget(pipe: Any) -> None:
     if is_torchs(pipe):
         replay_later(pipe, None)
         if record.loaded is not None:
-            record.loaded = {"type": name_of(pipe), "how": "begin"}
+            record.loaded = Entry(name_of(pipe))
         return
-    if record.loaded is not None and "left" in record.loaded:
+    if record.loaded is not None and record.loaded.left is not None:
         # It was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
-        load_entry(pipe, record.loaded["left"])
+        load_entry(pipe, record.loaded.left)
         _forget(pipe)
         if was_given:
             _give_seed(pipe, seed)
         return
     token_of(pipe).disarm()
     if record.loaded is not None and is_iter_pipe(pipe):
-        record.loaded = {"type": name_of(pipe), "how": "begin", **_kept(pipe, record.loaded)}
+        loaded, state = record.loaded, record.loaded.state
+        if loaded.restores and hasattr(type(pipe), "iteration_state"):
+            state = to_plain(pipe._lasting_state(), name_of(pipe))
+        record.loaded = Entry(name_of(pipe), state=state, seed=loaded.seed, follows=loaded.follows)
 
 
-def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """The part of a loaded entry that holds for a new pass."""
-    kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed", "follows") if key in loaded}
-    if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
-        lasting = pipe._lasting_state()
-        kept["state"] = to_plain(lasting, name_of(pipe))
-    return kept
-
-
-def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
+def load_entry(pipe: Any, entry: Entry) -> None:
     """Puts a pipe, which is none of torch, where an entry says."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
-    record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
-    state = from_plain(entry["state"], name_of(pipe)) if "state" in entry else None
-    if entry["how"] == "restore":
-        token.arm(entry["yielded"])
+    record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later
+    state = None if entry.state is None else from_plain(entry.state, name_of(pipe))
+    if entry.restores:
+        token.arm(entry.yielded)
     else:
         token.disarm()
-    if entry["how"] == "restore" and is_restorable(pipe):
+    if entry.restores and is_restorable(pipe):
         # A user's pipe without a `reset` could do nothing but resume from there. It gets its state when it does.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
@@ -508,11 +503,11 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
         _take_state(pipe, pipe._load_lasting_state, state or {})
     elif state is not None:
         pipe.load_state_dict(state)
-    if entry.get("seed") is not None:
-        pipe.set_seed(entry["seed"])
-    record.seeded = entry.get("follows", record.seeded)
-    record.skipped = dict(entry.get("skipped", {}))
-    record.loaded, record.given = entry, entry.get("given", pending_seed(pipe))
+    if entry.seed is not None:
+        pipe.set_seed(entry.seed)
+    record.seeded = record.seeded if entry.follows is None else entry.follows
+    record.skipped = dict(entry.skipped or {})
+    record.loaded, record.given = entry, pending_seed(pipe) if entry.given is None else entry.given[0]
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:

@@ -8,23 +8,29 @@ under `state`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = [
+    "STATE_VERSION",
+    "Entry",
     "check_checksums",
-    "check_entries",
     "check_generators",
     "checksums_of",
+    "dump_graph",
     "explaining_damage",
+    "parse_graph",
     "refuse_pickled_entries",
     "refuse_pickled_generators",
 ]
+
+#: Version of the layout of a graph.
+STATE_VERSION = 3
 
 #: Parts of a state that are summed up.
 _PARTS = 1 << 20
@@ -36,52 +42,117 @@ _FLAT = frozenset({NoneType, bool, int, float, str})
 _WORDS = 625
 
 
-def check_entries(entries: Any) -> None:
-    """Raises ValueError, which names the pipe and the field, if these are not the entries of a graph."""
+class Entry(NamedTuple):
+    """The position of one pipe of a graph.
+
+    Args:
+        type: the name of the class.
+        restores: whether the pipe is inside a pass, or at its end, which its reader continues. With False, its next
+            pass starts from the beginning.
+        yielded: how many items a pass that is resumed has yielded.
+        finished: whether there are no more.
+        state: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next
+            one among it.
+        seed: what is to be given to the `set_seed` of a user's pipe.
+        follows: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
+            (`set_graph_random_seed`); else they are drawn from the global generators.
+        skipped: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
+        later: the seed that it is to be given after what is dropped.
+        drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, as is each pipe whose
+            class declares no state: the pipe and its sources begin as before, and continue to their position, or, with
+            `finished`, to their end.
+        seconds: how long, at most, the dropped items took.
+        generators: the global generators as the replay is to begin with them. Afterwards they are where they were.
+        ahead: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
+        left: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not.
+        given: the seed that it had before, once another one may have been set.
+    """
+
+    type: str
+    restores: bool = False
+    yielded: int = 0
+    finished: bool | None = None
+    state: dict[str, Any] | None = None
+    seed: Any = None
+    follows: Any = None
+    skipped: dict[str, int] | None = None
+    later: Any = None
+    drop: int | None = None
+    seconds: float | None = None
+    generators: dict[str, Any] | None = None
+    ahead: Sequence[Any] | None = None
+    left: Entry | None = None
+    given: tuple[Any] | None = None
+
+
+#: The fields of an entry that are absent where there is nothing.
+_OPTIONAL = Entry._fields[3:-2]
+
+
+def dump_entry(entry: Entry) -> dict[str, Any]:
+    """The entry as plain data."""
+    how = {"how": "restore", "yielded": entry.yielded} if entry.restores else {"how": "begin"}
+    plain: dict[str, Any] = {"type": entry.type, **how}
+    plain |= {name: value for name, value in zip(_OPTIONAL, entry[3:], strict=False) if value is not None}
+    if entry.left is not None:
+        plain["left"] = dump_entry(entry.left)
+    if entry.given is not None:
+        plain["given"] = entry.given[0]
+    return plain
+
+
+def dump_graph(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The state of a graph, without a description of it."""
+    return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
+
+
+def parse_graph(state: Any) -> list[Entry]:
+    """The entries in the state of a graph; raises ValueError, which names the pipe and the field, if it is none."""
+    version = state.get("version") if isinstance(state, dict) else state
+    if version != STATE_VERSION or type(version) is not int:
+        raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
+    entries = state.get("pipes")
     if not isinstance(entries, list):
         raise ValueError(f"its pipes are of type {type(entries).__name__}")
-    for number, entry in enumerate(entries, 1):
-        for each in _with_left(entry, f"pipe {number} of the state"):
-            _check_entry(*each)
+    return [_parse_entry(entry, f"pipe {number} of the state") for number, entry in enumerate(entries, 1)]
 
 
-def _with_left(entry: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """An entry, and the one with which its next pass begins if this one is not resumed."""
-    yield entry, where
-    if isinstance(entry, dict) and "left" in entry:
-        left = entry["left"]
-        yield left, f"{where}, which may be left,"
-        if isinstance(left, dict) and "left" in left:
-            raise ValueError(f"{where} is left more than once")
-
-
-def _check_entry(entry: Any, where: str) -> None:
+def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> Entry:
     if not isinstance(entry, dict) or type(entry.get("type")) is not str:
         raise ValueError(f"{where} is no entry with the name of a class")
-    where = f"{where}, {entry['type']},"
+    own = f"{where}, {entry['type']},"
     restores = entry.get("how") == "restore"
     if not restores and entry.get("how") != "begin":
-        raise ValueError(f"{where} says that it goes on by {entry.get('how')!r}")
+        raise ValueError(f"{own} says that it goes on by {entry.get('how')!r}")
     for name in ("yielded", "drop"):
         if name in entry or (restores and name == "yielded"):
-            _check_count(entry.get(name), f"{where} has {name}")
+            _check_count(entry.get(name), f"{own} has {name}")
     skipped = entry.get("skipped", {})
     if not isinstance(skipped, dict) or not all(type(kind) is str for kind in skipped):
-        raise ValueError(f"{where} has skipped={skipped!r}, which counts no exceptions")
+        raise ValueError(f"{own} has skipped={skipped!r}, which counts no exceptions")
     for count in skipped.values():
-        _check_count(count, f"{where} has skipped")
-    if type(entry.get("finished", False)) is not bool:
-        raise ValueError(f"{where} has finished={entry['finished']!r}, which is neither true nor false")
-    if type(entry.get("seconds", 0.0)) not in (int, float):
-        raise ValueError(f"{where} has seconds={entry['seconds']!r}, which is no number")
+        _check_count(count, f"{own} has skipped")
+    for name, kinds, what in (("finished", (bool,), "neither true nor false"), ("seconds", (int, float), "no number")):
+        if name in entry and type(entry[name]) not in kinds:
+            raise ValueError(f"{own} has {name}={entry[name]!r}, which is {what}")
     state = entry.get("state", {})
     if not isinstance(state, dict) or not all(type(name) is str for name in state):
-        raise ValueError(f"{where} has a state of type {type(state).__name__}")
+        raise ValueError(f"{own} has a state of type {type(state).__name__}")
     if "generators" in entry:
         check_generators(entry["generators"])
-    ahead = entry.get("ahead", ())
-    if not isinstance(ahead, (list, tuple)) or not all(type(part) in (bool, int) for part in ahead):
-        raise ValueError(f"{where} has ahead={ahead!r}, which says nothing of a thread")
+    ahead = entry.get("ahead", (0, 0, 0))
+    if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
+        raise ValueError(f"{own} has ahead={ahead!r}, which says nothing of a thread")
+    if is_left and "left" in entry:
+        raise ValueError(f"{where} is left more than once")
+    return Entry(
+        entry["type"],
+        restores,
+        entry["yielded"] if restores else 0,
+        left=_parse_entry(entry["left"], f"{where}, which may be left,", is_left=True) if "left" in entry else None,
+        given=(entry["given"],) if "given" in entry else None,
+        **{name: entry[name] for name in _OPTIONAL if name in entry},
+    )
 
 
 def _check_count(count: Any, what: str) -> None:
@@ -193,12 +264,12 @@ def _check_numpy(state: Any) -> None:
         raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
 
 
-def refuse_pickled_entries(entries: list[dict[str, Any]]) -> None:
+def refuse_pickled_entries(entries: Iterable[Entry]) -> None:
     """Raises ValueError, which names the pipe, if something in the entries has to be unpickled."""
     for entry in entries:
-        refuse_pickled(entry.get("state"), entry["type"])
-        refuse_pickled(entry.get("left", {}).get("state"), entry["type"])
-        refuse_pickled_generators(entry.get("generators"))
+        refuse_pickled(entry.state, entry.type)
+        refuse_pickled(entry.left and entry.left.state, entry.type)
+        refuse_pickled_generators(entry.generators)
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:

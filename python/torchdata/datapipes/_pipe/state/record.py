@@ -13,6 +13,7 @@ from torchdata._native import IterationToken
 
 if TYPE_CHECKING:
     from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
+    from torchdata.datapipes._pipe.state.layout import Entry
 
 __all__ = ["NEVER", "Beginning", "Record", "existing_record", "passed", "record_of", "token_of"]
 
@@ -44,11 +45,11 @@ class Beginning:
         #: The numbers of the iterations of torch's pipes.
         self.torchs: dict[int, Any] = {}
         #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
-        self.parts: list[tuple[Any, dict[str, Any], Any]] = []
+        self.parts: list[tuple[Any, Entry, Any]] = []
         #: How many passes the pipes had begun that read in threads.
         self.passes: dict[int, int] = {}
 
-    def entries(self) -> list[tuple[Any, dict[str, Any]]]:
+    def entries(self) -> list[tuple[Any, Entry]]:
         """Each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
@@ -90,7 +91,7 @@ class Record:
         #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch.
         self.tells_end = False
         #: The loaded entry that was not resumed yet.
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: Entry | None = None
         #: Whether the running pass resumes from a state that was saved after the last item.
         self.ended = False
         #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
