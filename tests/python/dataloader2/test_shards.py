@@ -80,7 +80,7 @@ def source() -> Any:
 
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: source().map(drawn),
-    "prefetch": lambda: source().prefetch(3),
+    "prefetch": lambda: source().map(drawn).prefetch(3),
     "threadpool_map": lambda: source().threadpool_map(str, max_workers=2),
     "filter": lambda: source().filter(lambda item: item % 3 > 0).map(drawn),
     "flatmap": lambda: source().flatmap(lambda item: [item] * (item % 3)),
@@ -168,16 +168,17 @@ def test_a_state_goes_on_through_loaders_with_other_numbers_of_workers() -> None
         assert [list(made), list(made)][1] == second
 
 
-def test_random_numbers_of_functions_belong_to_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["shuffle", "prefetch"])
+def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
-    with loader("shuffle", 4) as made:
+    with loader(form, 4) as made:
         whole = list(made)
     for new in 0, 1, 2, 3, 5:
-        with loader("shuffle", 4) as made:
+        with loader(form, 4) as made:
             reading = iter(made)
             head = [next(reading) for _ in range(6)]
             state = made.state_dict()
-        with loader("shuffle", new, state) as made:
+        with loader(form, new, state) as made:
             reading = iter(made)
             random.seed(new)
             before = random.getstate()
