@@ -193,7 +193,7 @@ class EpochRun:
         else:
             self.seeds.go_on()
         saved = self.saved_places
-        in_workers = place is not None and (place["workers"] is not None or pipeline.contract.has_workers())
+        in_workers = place is not None and (not place["in_main"] or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
             place = None  # nothing was given: the epoch begins anew, with the shards of this loader
         if not pipeline.is_taken_over:

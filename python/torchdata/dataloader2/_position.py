@@ -367,6 +367,7 @@ class Position:
         # Items that main's pipes held when a state was saved did not come here.
         self._only_counts = self._may_count and (resumed is None or resumed["graph"] is None)
         if output is not None:
+            output.resumes = resumed is not None
             output.follow(self._delivery if self._only_counts else None)
         if resumed is None:
             generators = None if output is not None else seal(save_generators())

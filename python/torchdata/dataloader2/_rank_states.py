@@ -55,7 +55,7 @@ class SavedPlaces:
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Whether the epoch resumes in shards also without workers: they began it, or other ranks did."""
-        if any(place["workers"] is not None for place in self.places.values()):
+        if not all(place["in_main"] for place in self.places.values()):
             return True
         try:
             ranks = contract.count_shares().ranks or 1

@@ -429,5 +429,25 @@ def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers
         assert list(run) == rest
 
 
+@pytest.mark.parametrize("workers", [1, 3, 0])
+def test_an_epoch_that_begins_anew_up_to_the_state_has_its_shards(workers: int) -> None:
+    def loader(number: int) -> DataLoader2[Any]:
+        pipe = source().shuffle(buffer_size=4).pin_memory(pin_memory_fn=_unpinned).batch(2)
+        return DataLoader2(pipe, reading_service=service(number))
+
+    with loader(2) as run:
+        run.seed(5)
+        reading = iter(run)
+        head = [next(reading) for _ in range(3)]
+    state = pickle.loads(pickle.dumps(run.state_dict()))
+    assert state["iteration_state"]["workers"] is None, "the state is of the epoch's beginning and a count"
+    with loader(2) as run:
+        run.seed(5)
+        whole = list(run)
+    with loader(workers) as run:
+        run.load_state_dict(state)
+        assert head + list(run) == whole
+
+
 def _unpinned(item: Any, device: Any = None) -> Any:
     return item
