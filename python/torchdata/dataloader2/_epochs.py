@@ -252,7 +252,7 @@ class EpochRun:
             return place
         try:
             if place is not None:
-                place = saved.fitted(self.pipeline, output)
+                place = saved.fitted(self.pipeline, output, self.position.hands_on)
         except ValueError:
             self.place = None if place is None else (place, strict)  # no epoch begins in its stead
             raise

@@ -86,25 +86,32 @@ class SavedPlaces:
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         places = {
-            number: place if place["workers"] is not None else in_workers(place, pipes, alone=True)
+            number: in_workers(place, pipes, alone=True) if place["in_main"] else place
             for number, place in self.places.items()
         }
         return among_ranks(places, rank, world)
 
-    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> dict[str, Any]:
+    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
             pipeline: the loader's.
             output: what stands for its workers; None if it has none.
+            hands_on: whether the pipes in main yield one item for each item of the workers.
 
         Raises:
             ValueError: it cannot go on from there; the message says why.
         """
         pipes = None if output is None else output.pipes_in_workers
-        place, _ = self._of_rank(pipeline.contract, pipes)
+        place, dealt = self._of_rank(pipeline.contract, pipes)
         if output is None:
             return place
+        if dealt is not None and not hands_on:
+            raise ValueError(
+                "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
+                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with as many "
+                "ranks, save a state between two epochs, or put these pipes before the first one of the main process"
+            )
         place = in_workers(place, pipes) if place["in_main"] else place
         if place["graph"] is not None and AHEAD in types_in(place["graph"])[len(Graph(pipeline.datapipe)) :]:
             pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead

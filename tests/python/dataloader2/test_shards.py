@@ -257,6 +257,7 @@ RANKED: dict[str, Callable[[], Any]] = {
     "batch": lambda: even().batch(2),
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
+    "batches in main": lambda: even().pin_memory(pin_memory_fn=_unpinned).batch(2),
 }
 
 
@@ -318,6 +319,14 @@ def test_more_ranks_than_shards_are_refused_by_name() -> None:
         of_ranks("batch", 3, 1, None, states)
 
 
+def test_another_number_of_ranks_is_refused_where_the_main_process_batches() -> None:
+    states = {rank: state for rank, (_, state) in enumerate(of_ranks("batches in main", 2, 2, 3))}
+    whole = [got for got, _ in of_ranks("batches in main", 2, 2, None)]
+    assert [got for got, _ in of_ranks("batches in main", 2, 3, None, states)] == [got[3:] for got in whole]
+    with pytest.raises(ValueError, match=r"another number of ranks, and the pipes in the main process do not yield"):
+        of_ranks("batches in main", 1, 2, None, states)
+
+
 def test_what_is_dispatched_resumes_with_as_many_workers_until_the_epoch_ends() -> None:
     def dispatched(workers: int, state: Any = None) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(ITEMS)).shuffle().sharding_round_robin_dispatch().shuffle(buffer_size=3)
@@ -376,7 +385,7 @@ def in_steps(by_rank: list[Any]) -> list[Any]:
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 
-@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0)), ((2, 3), (12, 1))])
+@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 1), (2, 1)), ((2, 3), (12, 1))])
 def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new: Any) -> None:
     whole = in_steps(of_split_ranks(1, 2, None))
     assert in_steps(of_split_ranks(*new, None)) != whole, "ranks agree on a seed of their own"

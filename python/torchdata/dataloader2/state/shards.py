@@ -107,6 +107,11 @@ def _without_held(place: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: it is not known which shards the held items are of.
     """
+    if place["workers"] is None:
+        raise ValueError(
+            "this state was saved with another number of ranks, and there is no snapshot of the workers in it. Load it "
+            "with as many ranks, or save a state between two epochs"
+        )
     if not place["drop"] and place["graph"] is None:
         return place
     entries, given = place["workers"]["workers"], place["given"]
