@@ -26,7 +26,9 @@ from torchtitan_splits import SplitsDataLoader  # noqa: E402
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.*num_workers=0 runs in the main process", "ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings(
+        "ignore:.*num_workers=0 runs in the main process", "ignore:torch.distributed is disabled"
+    ),
 ]
 
 TOKENS, ROWS, SPLITS = 16, 2, 12
