@@ -175,8 +175,8 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
             # A state at the beginning of an epoch begins it with the workers that load it.
-            has_begun = position or plan.kind == "stateful"
-            first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps and has_begun else new]
+            has_begun = position or plan.kind == "stateful" or keeps
+            first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):
                 if rest != first[rank][0][position:]:
                     yield f"{plan} at {position} with {new}: {rest} instead of {first[rank][0][position:]}"

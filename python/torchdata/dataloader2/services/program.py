@@ -256,13 +256,15 @@ class GraphProgram(EpochProgram):
         self._held.close()
 
     def leave(self) -> None:
-        """Keeps the shard's random numbers, and stops its threads."""
+        """Keeps the shard's random numbers, stops its threads, and releases its locks."""
         self._witness = witnessing.current
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
             with suppress(TimeoutError):  # a thread that takes this long for an item is not stopped
                 self._held.enter_context(pipe.standing_still())
+        if (locks := loaded("torchdata.datapipes.iter.disk_cache.locks")) is not None:
+            locks.release_all_of(None)  # another shard may need the files, and these threads write none meanwhile
         self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
