@@ -192,7 +192,7 @@ class EpochRun:
         else:
             self.seeds.go_on()
         saved = self.saved_places
-        in_workers = place is not None and (place.workers is not None or pipeline.contract.has_workers())
+        in_workers = place is not None and (not place.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
             place = None  # nothing was given: the epoch begins anew, with the shards of this loader
         if not pipeline.is_taken_over:
@@ -250,7 +250,7 @@ class EpochRun:
         if saved is None:
             return place
         if place is not None:
-            place = saved.fitted(self.pipeline, output)
+            place = saved.fitted(self.pipeline, output, self.position.hands_on)
         saved.suit_seeds(self.pipeline.contract, self.seeds)
         self.saved_places = None
         return place

@@ -85,7 +85,9 @@ class Tracker:
         self._run: Run = weakref.proxy(run)  # no circle: a loader ends with its last reference
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
-        #: Whether what stands in main hands items on one by one, so that counting tells its state.
+        #: Whether the pipes in main yield one item for each item of the workers.
+        self.hands_on = False
+        #: Whether that is so, so that counting tells their state.
         self._only_counts = self._may_count = False
         #: Whether the epoch was gone on with at a place that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
@@ -326,7 +328,8 @@ class Tracker:
         """Finds out who runs what, once the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
-        self._may_count = self.output is not None and not self.output.is_local and _only_counts(graph)
+        self.hands_on = self.output is not None and _only_counts(graph)
+        self._may_count = self.hands_on and self.output is not None and not self.output.is_local
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
         """Goes back to between two epochs, the second of which was to begin and has not.
@@ -353,6 +356,7 @@ class Tracker:
         # Items that main's pipes held when a state was saved did not come here.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
+            output.resumes = resumed is not None
             output.follow(self._delivery if self._only_counts else None)
         if resumed is None:
             generators = None if output is not None else seal(save_generators())

@@ -48,7 +48,7 @@ class SavedPlaces:
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Whether the epoch resumes in shards also without workers: they began it, or other ranks did."""
-        if any(place.workers is not None for place in self.places.values()):
+        if not all(place.in_main for place in self.places.values()):
             return True
         try:
             ranks = contract.count_shares().ranks or 1
@@ -63,11 +63,16 @@ class SavedPlaces:
             return None
         return shards_of(self._of_rank(contract))
 
+    def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
+        """Whether as many ranks saved the position of a loader's rank."""
+        rank, world, _ = contract.rank_in_epoch() or _ALONE
+        return (self.ranks or _ALONE)[1] == world and rank in self.places
+
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
         """The position of this rank, to which the shards of all are dealt out anew if there were others."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
         old_rank, old_world, _ = self.ranks or _ALONE
-        if old_world == world and rank in self.places:
+        if self._has_rank_of(contract):
             return self.places[rank]
         if len(self.places) < old_world:
             raise ValueError(
@@ -76,17 +81,18 @@ class SavedPlaces:
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         places = {
-            number: place if place.workers is not None else in_workers(place, pipes, alone=True)
+            number: in_workers(place, pipes, alone=True) if place.in_main else place
             for number, place in self.places.items()
         }
         return among_ranks(places, rank, world)
 
-    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None) -> Position:
+    def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
             pipeline: the loader's.
             output: what stands for its workers; None if it has none.
+            hands_on: whether the pipes in main yield one item for each item of the workers.
 
         Raises:
             ValueError: it cannot go on from there; the message says why.
@@ -95,6 +101,12 @@ class SavedPlaces:
         place = self._of_rank(pipeline.contract, pipes)
         if output is None:
             return place
+        if not self._has_rank_of(pipeline.contract) and not hands_on:
+            raise ValueError(
+                "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
+                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with as many "
+                "ranks, save a state between two epochs, or put these pipes before the first one of the main process"
+            )
         place = in_workers(place, pipes) if place.in_main else place
         above = () if place.graph is None else entries_in(place.graph)[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):

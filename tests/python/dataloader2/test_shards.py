@@ -81,7 +81,7 @@ def source() -> Any:
 
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: source().map(drawn),
-    "prefetch": lambda: source().prefetch(3),
+    "prefetch": lambda: source().map(drawn).prefetch(3),
     "threadpool_map": lambda: source().threadpool_map(str, max_workers=2),
     "filter": lambda: source().filter(lambda item: item % 3 > 0).map(drawn),
     "flatmap": lambda: source().flatmap(lambda item: [item] * (item % 3)),
@@ -169,16 +169,17 @@ def test_a_state_goes_on_through_loaders_with_other_numbers_of_workers() -> None
         assert [list(made), list(made)][1] == second
 
 
-def test_random_numbers_of_functions_belong_to_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["shuffle", "prefetch"])
+def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
-    with loader("shuffle", 4) as made:
+    with loader(form, 4) as made:
         whole = list(made)
     for new in 0, 1, 2, 3, 5:
-        with loader("shuffle", 4) as made:
+        with loader(form, 4) as made:
             reading = iter(made)
             head = [next(reading) for _ in range(6)]
             state = made.state_dict()
-        with loader("shuffle", new, state) as made:
+        with loader(form, new, state) as made:
             reading = iter(made)
             random.seed(new)
             before = random.getstate()
@@ -257,6 +258,7 @@ RANKED: dict[str, Callable[[], Any]] = {
     "batch": lambda: even().batch(2),
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
+    "batches in main": lambda: even().pin_memory(pin_memory_fn=_unpinned).batch(2),
 }
 
 
@@ -318,6 +320,14 @@ def test_more_ranks_than_shards_are_refused_by_name() -> None:
         of_ranks("batch", 3, 1, None, states)
 
 
+def test_another_number_of_ranks_is_refused_where_the_main_process_batches() -> None:
+    states = {rank: state for rank, (_, state) in enumerate(of_ranks("batches in main", 2, 2, 3))}
+    whole = [got for got, _ in of_ranks("batches in main", 2, 2, None)]
+    assert [got for got, _ in of_ranks("batches in main", 2, 3, None, states)] == [got[3:] for got in whole]
+    with pytest.raises(ValueError, match=r"another number of ranks, and the pipes in the main process do not yield"):
+        of_ranks("batches in main", 1, 2, None, states)
+
+
 def test_what_is_dispatched_resumes_with_as_many_workers_until_the_epoch_ends() -> None:
     def dispatched(workers: int, state: Any = None) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(ITEMS)).shuffle().sharding_round_robin_dispatch().shuffle(buffer_size=3)
@@ -376,7 +386,7 @@ def in_steps(by_rank: list[Any]) -> list[Any]:
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 
-@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0)), ((2, 3), (12, 1))])
+@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 1), (2, 1)), ((2, 3), (12, 1))])
 def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new: Any) -> None:
     whole = in_steps(of_split_ranks(1, 2, None))
     assert in_steps(of_split_ranks(*new, None)) != whole, "ranks agree on a seed of their own"
@@ -427,6 +437,26 @@ def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers
     with loader(workers) as run:
         run.load_state_dict(state)
         assert list(run) == rest
+
+
+@pytest.mark.parametrize("workers", [1, 3, 0])
+def test_an_epoch_that_begins_anew_up_to_the_state_has_its_shards(workers: int) -> None:
+    def loader(number: int) -> DataLoader2[Any]:
+        pipe = source().shuffle(buffer_size=4).pin_memory(pin_memory_fn=_unpinned).batch(2)
+        return DataLoader2(pipe, reading_service=service(number))
+
+    with loader(2) as run:
+        run.seed(5)
+        reading = iter(run)
+        head = [next(reading) for _ in range(3)]
+    state = pickle.loads(pickle.dumps(run.state_dict()))
+    assert state["iteration_state"]["workers"] is None, "the state is of the epoch's beginning and a count"
+    with loader(2) as run:
+        run.seed(5)
+        whole = list(run)
+    with loader(workers) as run:
+        run.load_state_dict(state)
+        assert head + list(run) == whole
 
 
 def _unpinned(item: Any, device: Any = None) -> Any:

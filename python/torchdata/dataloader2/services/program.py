@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -41,7 +41,7 @@ from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.state.layout import Entry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter.threads.prefetching import stop_reading
+from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads, stop_reading
 from torchdata.datapipes.state import (
     iterate,
     load_entries,
@@ -225,6 +225,10 @@ class GraphProgram(EpochProgram):
         self._passes = 0
         #: What this shard has of the process while another one runs there.
         self._own = ShardGlobals()
+        #: Holds the threads that read ahead for this shard while another one runs: they draw random numbers, too.
+        self._held = ExitStack()
+        #: The pipes of these threads; None if they are not known.
+        self._reading_ahead: list[Any] | None = None
         #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
@@ -251,10 +255,18 @@ class GraphProgram(EpochProgram):
         witnessing.current = self._witness
         if not self._own.enter():
             self._tell_torch()
+        self._held.close()
 
     def leave(self) -> None:
-        """Keeps the shard's random numbers."""
+        """Keeps the shard's random numbers, stops its threads, and releases its locks."""
         self._witness = witnessing.current
+        if self._reading_ahead is None:
+            self._reading_ahead = pipes_with_threads(self.datapipe)
+        for pipe in self._reading_ahead:
+            with suppress(TimeoutError):  # a thread that takes this long for an item is not stopped
+                self._held.enter_context(pipe.standing_still())
+        if (locks := loaded("torchdata.datapipes.iter.disk_cache.locks")) is not None:
+            locks.release_all_of(None)  # another shard may need the files, and these threads write none meanwhile
         self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
@@ -296,6 +308,7 @@ class GraphProgram(EpochProgram):
             iter_reset_fn=iter_reset_fn,
             custom_reset_fn=self.reset_fn,
         )
+        self._reading_ahead = None
         if not self._child.dispatches:
             self._tell_torch()
             self._watch_order()
@@ -385,6 +398,7 @@ class GraphProgram(EpochProgram):
             self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as main read ahead
+            self._reading_ahead = None
         load_entries(self.datapipe, entries)
         if saved.generators is not None:
             load_generators(saved.generators)  # first: threads begin with the iterator
@@ -406,7 +420,7 @@ class GraphProgram(EpochProgram):
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
         """Applies a function to the graph; what it returns, if anything, takes the graph's place."""
-        self._watched = None  # the function may change the graph
+        self._watched = self._reading_ahead = None  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # the graph that runs is the one that snapshots are taken of

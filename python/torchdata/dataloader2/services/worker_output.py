@@ -72,6 +72,8 @@ class WorkerOutput(IterDataPipe[Any]):
         #: Whether what reads it begins a pass only for having begun it, and no epoch.
         self.is_between_epochs = False
         self._fresh = False
+        #: Whether the epoch that begins is one that an earlier run has begun.
+        self.resumes = False
         #: Epochs that were begun in the processes; and passes, if a pipe in main reads an epoch more than once.
         self._epochs = self._passes = self._passes_before = 0
         #: Why a process could make no snapshot, if that shows in the place that was taken last.
@@ -101,11 +103,6 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def _number_of_shares(self) -> int:
         return self.num_shards
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the next epoch is one that goes on at a place."""
-        return self._place is not None
 
     @property
     def dispatches(self) -> bool:

@@ -78,7 +78,11 @@ def _without_held(place: Position) -> WorkersPosition:
         ValueError: it is not known which shards the held items are of.
     """
     workers, given = place.workers, place.given
-    assert workers is not None
+    if workers is None:
+        raise ValueError(
+            "this state was saved with another number of ranks, and there is no snapshot of the workers in it. Load it "
+            "with as many ranks, or save a state between two epochs"
+        )
     if not place.drop and place.graph is None:
         return workers
     read, count = sum(entry.given[0] for entry in workers.shards), len(workers.shards)

@@ -26,6 +26,7 @@ DRIVERS = {
     "stateful-deaths": "random_stateful.judging:DEATHS",
     "nodes": "random_nodes.judging",
     "diagnoses": "random_diagnoses",
+    "positions": "shard_positions",
     "ranks": "rank_chaos",
     "ray": "ray_deaths",
 }

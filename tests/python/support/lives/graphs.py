@@ -35,6 +35,7 @@ class GraphLife(Life):
         self.epochs = [(None, None)] * dice.choice([1, 2])
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
+        self._choose_splits()
         self.skips = graph.graph.flavour != "global"
         self.main, self.before, self.behind = [], [], []
 

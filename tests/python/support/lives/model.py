@@ -26,16 +26,17 @@ class Model:
 
     def __init__(self, life: Life) -> None:
         self.life = life
-        self._dealt: list[list[Any]] = [[] for _ in range(life.workers)]
+        self._shards = life.splits or life.workers
+        self._dealt: list[list[Any]] = [[] for _ in range(self._shards)]
         self._source = life.source()
-        self._workers = [life.steps(self._share(worker), life.behind) for worker in range(life.workers)]
+        self._workers = [life.steps(self._share(worker), life.behind) for worker in range(self._shards)]
         self._whole = life.steps(Streamed(self._in_turn), life.main)
 
     def _share(self, worker: int) -> Any:
         if self.life.shard == "dispatch":
             return Streamed(lambda: self._deal(worker))
         pipe = self.life.source().sharding_filter()
-        pipe.apply_sharding(self.life.workers, worker)
+        pipe.apply_sharding(self._shards, worker)
         return pipe
 
     def _deal(self, worker: int) -> Iterator[Any]:

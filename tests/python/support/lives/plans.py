@@ -23,6 +23,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.reading_service import ReadingServiceInterface
+from torchdata.dataloader2.services.sharding import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 #: The steps whose state lasts from epoch to epoch.
@@ -171,6 +172,14 @@ class Life:
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
             self.restarts, self.moves, self.auto = False, False, False
+        self._choose_splits()
+
+    def _choose_splits(self) -> None:
+        #: The number of shards of each epoch; None for one for each worker.
+        self.splits: int | None = None
+        dice = random.Random(f"splits {self.seed}")
+        if self.kind == "workers" and self.method != "remote" and self.block is None and dice.random() < 0.3:
+            self.splits, self.moves = dice.choice([1, 2, 3, 6]), True
 
     def _step(self, dice: random.Random, behind: bool = False) -> str:
         steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
@@ -271,9 +280,8 @@ class Life:
                 services.append(LocallyRemote(workers, **options))
             else:
                 services.append(MultiProcessingReadingService(workers, self.method, **options))
-        if len(services) > 1:
-            return SequentialReadingService(*services)
-        return services[0] if services else None
+        service = SequentialReadingService(*services) if len(services) > 1 else services[0] if services else None
+        return service if self.splits is None else divided(service, self.splits)
 
     def __repr__(self) -> str:
         return f"seed {self.seed}: { ({name: what for name, what in vars(self).items() if name != 'seed'}) }"

@@ -241,9 +241,9 @@ class Run:
         # A state that is loaded after `iter` is loaded into an epoch that has begun: no seed can be given for it any
         # more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
-        if life.moves and way != "from state":
+        if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
-        elif life.kind == "workers" and way != "from state":
+        elif life.kind == "workers":
             # An epoch that begins has a shard for each worker, so the number is that of the life again before that.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":

@@ -84,11 +84,12 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
         return lock
 
 
-def release_all_of(thread: int) -> None:
-    """Releases the locks that a thread gives up before it waits."""
+def release_all_of(thread: int | None) -> None:
+    """Releases the locks that a thread gives up before it waits; None stands for all threads."""
     with _mutex:
-        for lock in [lock for lock in _held.values() if lock.thread == thread]:
-            lock.release()
+        for lock in [*_held.values()]:
+            if lock.thread is not None and thread in (None, lock.thread):
+                lock.release()
 
 
 def _locked(file: str) -> int | None:

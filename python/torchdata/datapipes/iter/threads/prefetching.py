@@ -357,8 +357,8 @@ def end_threads(datapipe: Any) -> None:
     Raises:
         TimeoutError: one took longer than its pipe's `patience`.
     """
-    for pipe in reversed(graph_of(datapipe).pipes):  # readers before their sources
-        if isinstance(pipe, _PrefetchBase) and not hasattr(pipe, "set_process_group"):
+    for pipe in pipes_with_threads(datapipe):
+        if not hasattr(pipe, "set_process_group"):
             pipe.shutdown()
 
 
@@ -370,9 +370,13 @@ def stop_reading(datapipe: Any) -> None:
     Raises:
         TimeoutError: one does not come to the end of its item within its pipe's `patience`.
     """
-    for pipe in reversed(graph_of(datapipe).pipes) if are_there_any() else ():  # readers before their sources
-        if isinstance(pipe, _PrefetchBase):
-            pipe._stop_reading()
+    for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
+        pipe._stop_reading()
+
+
+def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
+    """The pipes of a graph that read ahead in a thread of their own, readers before their sources."""
+    return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 
 @functional_datapipe("prefetch")

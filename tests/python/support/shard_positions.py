@@ -1,0 +1,227 @@
+"""Resumes every position of short epochs with every other number of workers or ranks, in new processes.
+
+    python -m drivers positions --seconds 5000    # in tests/python/support
+
+A plan is a form of the tests of shards and the number of workers that saves. It takes a state at each position. A new
+interpreter loads each of them with each number of workers, and reads three epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivers.frame import Driver
+from rank_threads import in_ranks
+
+FOLDER = Path(__file__).resolve().parents[1]
+sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
+
+#: Items of an epoch without splits, and with them, where each split has as many.
+ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
+WORKERS = (0, 1, 2, 3, 5, 8)
+#: Ranks and the workers of each. Ranks are threads here, so that several of them need workers.
+RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
+STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
+
+
+class Different(AssertionError):
+    """A resumed epoch was another one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What saves the states: "workers", "splits" or "stateful"; a form of its test; workers, or ranks and workers."""
+
+    kind: str
+    form: str
+    old: Any
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        return RANKS if self.kind == "splits" else WORKERS
+
+
+def plans(kinds: list[str]) -> Iterator[Plan]:
+    import test_shards
+
+    forms = {"workers": [*test_shards.FORMS], "splits": [*test_shards.FORMS], "stateful": [*STATEFUL]}
+    for kind in kinds:
+        for form in forms[kind]:
+            yield from (Plan(kind, form, old) for old in Plan(kind, form, None).numbers)
+
+
+# -- a loader of a kind: for each of its ranks what it reads, and states ---------------------------------------
+
+
+def workers(plan: Plan, number: int, state: Any, read: Callable[[Any], Any]) -> list[Any]:
+    import test_shards
+
+    test_shards.ITEMS = ITEMS
+    with test_shards.loader(plan.form, number, state) as loader:
+        return [read(loader)]
+
+
+def splits(plan: Plan, number: tuple[int, int], state: Any, read: Callable[[Any], Any]) -> list[Any]:
+    import test_shards
+
+    from torchdata.dataloader2 import DataLoader2, DistributedReadingService, SequentialReadingService
+
+    ranks, count = number
+    test_shards.ITEMS = SPLIT_ITEMS
+
+    def body(group: Any) -> Any:
+        inner = test_shards.service(count)
+        if ranks > 1:
+            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
+        with DataLoader2(test_shards.FORMS[plan.form](), reading_service=inner, splits=SPLITS) as loader:
+            loader.seed(3) if state is None else loader.load_state_dict(state if len(state) > 1 else state[0])
+            return read(loader)
+
+    return in_ranks(ranks, body)
+
+
+def stateful(plan: Plan, number: int, state: Any, read: Callable[[Any], Any]) -> list[Any]:
+    import test_stateful_shards
+
+    loader = test_stateful_shards.loader(getattr(test_stateful_shards, plan.form), number)
+    if state is not None:
+        loader.load_state_dict(state)
+    return [read(loader)]
+
+
+KINDS = {"workers": workers, "splits": splits, "stateful": stateful}
+
+
+def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
+    """By rank, three epochs; of a `StatefulDataLoader` one, as later ones draw a seed of the program."""
+    count = 1 if plan.kind == "stateful" else 3
+    return KINDS[plan.kind](plan, number, state, lambda loader: [epoch(loader) for _ in range(count)])
+
+
+def epoch(loader: Any) -> list[Any]:
+    """The next epoch. Without workers, functions draw from the generator of the program."""
+    random.seed(5)
+    return list(loader)
+
+
+def states(plan: Plan) -> list[Any]:
+    """The states before each item: of the loader, or with ranks by rank."""
+
+    def read(loader: Any) -> list[Any]:
+        random.seed(5)
+        reading, found = iter(loader), []
+        while True:
+            found.append(pickle.loads(pickle.dumps(loader.state_dict())))
+            if next(reading, reading) is reading:
+                return found[:-1]
+
+    by_rank = KINDS[plan.kind](plan, plan.old, None, read)
+    return [dict(enumerate(each)) if plan.kind == "splits" else each[0] for each in zip(*by_rank, strict=True)]
+
+
+# -- judging -------------------------------------------------------------------------------------------------
+
+
+def check(plan: Plan) -> int:
+    """Resumes all positions of a plan in a new interpreter; returns how many loads there were."""
+    os.environ["DRAWS"] = "1"  # functions draw random numbers
+    whole = {number: epochs(plan, number) for number in plan.numbers}
+    if plan.kind == "splits":  # without ranks, and with them: ranks agree on another seed
+        for number, found in whole.items():
+            if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
+                raise Different(f"{number} gives other epochs than another number of workers")
+    saved = states(plan)
+    with tempfile.NamedTemporaryFile() as file:
+        pickle.dump((plan, saved, whole), file)
+        file.flush()
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "shard_positions", file.name],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+        )
+    if run.returncode or run.stdout or run.stderr:
+        raise Different(run.stdout[:3000] + run.stderr[-3000:])
+    return len(saved) * len(plan.numbers)
+
+
+def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
+    """What differs."""
+    keeps = _keeps(plan)
+    for position, state in enumerate(saved):
+        for new in plan.numbers:
+            if plan.kind == "stateful" and plan.old == 0 and position == 0 and new:
+                continue  # an epoch that has not begun has the workers of its loader
+            try:
+                found = epochs(plan, new, copy.deepcopy(state))
+            except Exception as error:
+                yield f"{plan} at {position} with {new}: {type(error).__name__}: {error}"
+                continue
+            if plan.kind == "splits" and new[0] != plan.old[0]:
+                wrong = _in_other_ranks(whole[plan.old], position, found)
+                if wrong:
+                    yield f"{plan} at {position} with {new}: {wrong}"
+                continue
+            # A state at the beginning of an epoch begins it with the workers that load it.
+            has_begun = position or plan.kind == "stateful" or keeps
+            first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
+            for rank, (rest, *more) in enumerate(found):
+                if rest != first[rank][0][position:]:
+                    yield f"{plan} at {position} with {new}: {rest} instead of {first[rank][0][position:]}"
+                elif more != later[rank][1:]:
+                    yield f"{plan} at {position} with {new}, later: {more} instead of {later[rank][1:]}"
+
+
+def _keeps(plan: Plan) -> bool:
+    """Whether something lasts from epoch to epoch, so that later epochs keep the shards."""
+    import test_shards
+
+    from torchdata.dataloader2.state.places import lasts
+
+    return plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
+
+
+def _in_other_ranks(whole: list[Any], position: int, found: list[Any]) -> str:
+    """What is wrong with the steps of another number of ranks. Their order is known until the first split ends."""
+    expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
+        position * len(whole) :
+    ]
+    got = [item for step in zip(*(each[0] for each in found), strict=True) for item in step]
+    if len(whole) * position % len(found) == 0 and len(expected) == len(got) == SPLIT_ITEMS - position * len(whole):
+        return "" if got == expected else f"{got} instead of {expected}"
+    missing = [item for item in expected if item not in got]
+    return f"{missing} are missing in {got}" if len(missing) > len(found) + len(whole) else ""
+
+
+def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:
+    every = [*plans(options.kinds.split(","))]
+    return every[seed - 1] if seed <= len(every) else None
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kinds", default="workers,splits,stateful", help="to choose from")
+
+
+DRIVER = Driver(plan_of, check, "loads", limit=900.0, more=more)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.modules["shard_positions"] = sys.modules["__main__"]  # the plan is of this module
+    os.environ["DRAWS"] = "1"
+    with open(sys.argv[1], "rb") as content:
+        given = pickle.load(content)
+    for line in judge(*given):
+        print(line)
