@@ -8,6 +8,7 @@ return the pipe to read. The engine runs `GraphProgram` in the children.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
-from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
 from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason, seal, unseal
 from torchdata._engine.workers.epoch_runner import EpochRunner
@@ -223,6 +224,8 @@ class GraphProgram(EpochProgram):
         self._passes = 0
         #: What this shard has of the process while another one runs there.
         self._own = ShardGlobals()
+        #: Describes it to torch; None if it is not described.
+        self._telling: Telling | None = None
         #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
@@ -247,8 +250,12 @@ class GraphProgram(EpochProgram):
         """Gives the shard what it shares with the process: its number, and its random numbers."""
         skipping_items.worker = self._info.worker_id
         witnessing.current = self._witness
-        if not self._own.enter():
+        if self._own.enter() or self._telling is None:
+            return
+        if "torch.utils.data" in sys.modules:  # imported while another shard ran
             self._tell_torch()
+        else:
+            tell_when_imported(self._telling)
 
     def leave(self) -> None:
         """Keeps the shard's random numbers."""
@@ -301,7 +308,7 @@ class GraphProgram(EpochProgram):
     def _tell_torch(self) -> None:
         if not self._shard.of_main:
             is_local = _engine.current_sender is None
-            tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
+            self._telling = tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
         """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""
