@@ -121,7 +121,7 @@ class Harness:
         if contender.program == "ray" and importlib.util.find_spec("ray") is None:
             print(f"! {workload.name}, {contender.name}: Ray is not installed", file=sys.stderr, flush=True)
             return False
-        if workload.kind == "format":
+        if workload.kind == "format" or workload.item == "content":
             return self.files is not None
         crops = "crops" in workload.item
         with_torch = crops or workload.item in ("tensor", "small_tensor", "small_tensors", "collated")

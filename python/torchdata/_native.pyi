@@ -22,6 +22,7 @@ __all__ = [
     "LeasedBuffer",
     "Link",
     "Meeting",
+    "MemoryCopy",
     "Obedience",
     "OwnedDescriptor",
     "ReadAheadHold",
@@ -321,6 +322,13 @@ class Calls:
         """Behind how many items of the epoch that runs, or of the one before, and which."""
 
 @final
+class MemoryCopy:
+    """The bytes of writable buffers, saved and loaded by one call each."""
+    def __new__(cls, buffers: Sequence[memoryview]) -> Self: ...
+    def save(self) -> None: ...
+    def load(self) -> None: ...
+
+@final
 class Sender:
     """Sends items over one link, or deals them to several."""
     def __new__(
@@ -330,6 +338,7 @@ class Sender:
         own: int,
         peers: Sequence[int],
         control: Link | None = None,
+        shards: int = 1,
     ) -> Self: ...
     def count_into(self, board: StatsBoard, page: int, first: int, peers: Sequence[int]) -> None: ...
     def start_epoch(
@@ -383,14 +392,14 @@ class Collector:
         timeout: float | None = None,
         name: str = "worker process",
         on_demand: bool = False,
+        shards: int | None = None,
     ) -> Self: ...
     def watch(self, processes: Sequence[tuple[int, int | OwnedDescriptor]], on_exit: Callable[[int], Any]) -> None: ...
     def watch_and_replace(
         self,
         processes: Sequence[tuple[int, int | OwnedDescriptor]],
         on_death: Callable[[list[int], list[int], list[bool], bool], Sequence[int]],
-        on_replace: Callable[[list[int], Any, list[bool]], Sequence[tuple[int, list[Link], int | OwnedDescriptor]]],
-        workers: int,
+        on_replace: Callable[[list[int], Any, list[bool]], Sequence[tuple[int, Link | None, int | OwnedDescriptor]]],
     ) -> None: ...
     def replace_dead(self, dead: Sequence[int]) -> bool: ...
     def tell_note(self, on_note: Callable[[int, Any], Any]) -> None: ...

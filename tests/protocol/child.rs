@@ -1,6 +1,6 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{Command, Deal, Dealing, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
+use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::digest;
@@ -71,13 +71,9 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 /// The next step of a pump over these links, between items, and how it stands after it.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
-    let permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
+    let mut permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
     // A worker deals to main as its shards do.
-    let deal = if pump.sending.len() == 1 {
-        Dealing::clone(&pump.dealing).next_of_shards(permit)
-    } else {
-        pump.dealing.next(permit)
-    };
+    let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
 

@@ -84,10 +84,11 @@ class Run:
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 
-        graph = pipes.dispatched if "dispatched" in self.options else pipes.shared_out
+        graph = pipes.GRAPHS[self.options.get("graph", "dispatched" if "dispatched" in self.options else "shared_out")]
         graph(range(1), self.make)
         start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
-        return lambda source: pipes.loader(graph(source, self.make), start_method, workers)
+        splits = self.options.get("splits")
+        return lambda source: pipes.loader(graph(source, self.make), start_method, workers, splits)
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:

@@ -334,7 +334,21 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
     return {"image": images, "label": torch.arange(len(images))}
 
 
+def tar_path(n: int) -> str:
+    """A file of large members, which stands for each shard of a data set: its pages are in memory."""
+    from comparison import formats
+
+    return os.path.join(os.environ[formats.FOLDER], "tar-large")
+
+
+def content(member: Any) -> bytes:
+    """The bytes of a member of a tar file."""
+    found: bytes = member[1].read()
+    return found
+
+
 MAKERS = {
+    "content": content,
     "crops": crops_by_pillow,
     "crops by us": crops_by_us,
     "crops by us, fast": partial(crops_by_us, scale="fast"),

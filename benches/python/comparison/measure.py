@@ -42,6 +42,7 @@ def _walk_lists(share: Iterable[Any]) -> None:
 
 CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "tiny": _leave,
+    "content": _leave,
     "array": _touch_array,
     "tensor": _touch_array,
     "small_tensor": _leave,

@@ -26,8 +26,22 @@ def dispatched(source: range, make: Any) -> Any:
     return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
 
 
-def loader(pipe: Any, start_method: str, workers: int | str) -> Any:
+def batched(source: range, make: Any) -> Any:
+    """The same, in lists of as many items as an image batch has."""
+    return shared_out(source, make).batch(items.TOGETHER)
+
+
+def members(source: range, make: Any) -> Any:
+    """Members of tar files; the files are shared out."""
+    return shared_out(source, items.tar_path).open_files("b").load_from_tar().map(make)
+
+
+GRAPHS = {"shared_out": shared_out, "dispatched": dispatched, "batched": batched, "members": members}
+
+
+def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None = None) -> Any:
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
     service = MultiProcessingReadingService(workers, start_method)
-    return DataLoader2(pipe, reading_service=service)
+    # An earlier state of this project has no splits.
+    return DataLoader2(pipe, reading_service=service, **({} if splits is None else {"splits": splits}))

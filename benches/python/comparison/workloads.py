@@ -155,6 +155,14 @@ def crowd(workers: int) -> Workload:
     return Workload(f"tiny-{workers}", f"tiny items one by one, {workers} workers", "tiny", both, goals)
 
 
+def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Workload:
+    """64 shards in two workers, beside one shard in each."""
+    options = {"graph": graph}
+    both = (Contender(OURS, "ours", {**options, "splits": 64}), Contender("a shard for each worker", "ours", options))
+    goal = Goal(f"at most {most:g} times the time of one shard in each worker", both[1].name, at_least=1 / most)
+    return Workload(f"splits-{name}", f"{title}, splits=64", item, both, (goal,))
+
+
 def chain(name: str, title: str, case: str) -> Workload:
     """One of the cases of `inprocess`, whose child runs the plain generators too."""
     options = {"case": case}
@@ -392,6 +400,9 @@ WORKLOADS = (
         ),
     ),
     *map(crowd, (4, 16, 256)),
+    in_splits("tiny", "tiny items in batches of 32", "tiny", "batched", 1.15),
+    in_splits("arrays", "150 KiB arrays in batches of 32", "array", "batched", 1.05),
+    in_splits("tar", "members of tar files, 100 KiB", "content", "members", 1.05),
     Workload(
         "stats",
         "tiny items one by one, the time of each pipe taken",

@@ -242,7 +242,8 @@ class _Worker:
             except RuntimeWarning as warning:  # where that is an error, the process is there all the same
                 made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
-            ((_, (link,), _),) = made
+            ((_, link, _),) = made
+            assert link is not None
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:

@@ -77,7 +77,7 @@ class Pool:
             if replacing is not None:
                 self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
                 replacing.keep_forker()
-            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
             if replacing is None:
                 group.watch(self.collector)
@@ -87,7 +87,6 @@ class Pool:
                     list(enumerate(self.pids)),
                     lambda *what: own().on_death(*what),  # type: ignore[union-attr]
                     lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
-                    num_workers,
                 )
                 if replacing.hangs is not None:
                     self.collector.tell_hang(replacing.hangs.look)

@@ -17,6 +17,7 @@ mod forking;
 mod formats;
 mod gil_cell;
 mod images;
+mod memory_copy;
 mod numpy_api;
 mod panics;
 mod pipes;
@@ -95,6 +96,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
+    module.add_class::<memory_copy::MemoryCopy>()?;
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
     module.add_class::<transport::collector::ItemStream>()?;

@@ -9,18 +9,24 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["seed_worker", "show_worker", "tell_torch", "torch_as_it_was"]
+__all__ = ["seed_worker", "show_worker", "tell_torch", "tell_when_imported", "torch_as_it_was"]
 
 _MODULE = "torch.utils.data"
 
+#: Describes the shard that runs to torch.
+Telling = Callable[[Any], None]
 
-def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
+#: Called with torch's module when it is imported.
+_telling: Telling | None = None
+
+
+def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> Telling:
     """Makes `get_worker_info()` of torch describe this worker, at once or when torch is imported.
 
     Args:
@@ -28,6 +34,9 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
         num_workers: the number of workers.
         datapipe: the graph that it reads, which torch calls its dataset.
         is_local: whether the items stay in this process, so that torch's own `default_collate` serves best.
+
+    Returns:
+        The function for `tell_when_imported`.
     """
 
     def tell(module: Any) -> None:
@@ -37,9 +46,22 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
 
     loaded = sys.modules.get(_MODULE)
     if loaded is None:
-        call_when_imported("worker info", {_MODULE: tell})
+        call_when_imported("worker info", {_MODULE: _tell})
+        tell_when_imported(tell)
     else:
         tell(loaded)
+    return tell
+
+
+def tell_when_imported(telling: Telling) -> None:
+    """Replaces the shard that is described to torch when it is imported, for each shard that runs: it costs little."""
+    global _telling
+    _telling = telling
+
+
+def _tell(module: Any) -> None:
+    assert _telling is not None
+    _telling(module)
 
 
 @contextlib.contextmanager

@@ -200,7 +200,9 @@ class Child:
         board, control = setup.common.bells.shared, setup.lines.control.shared
         outputs = [handle.shared for handle in setup.lines.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], _refuse, name="main")
-        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control if is_interrupted else None)
+        interrupting = control if is_interrupted else None
+        shards = len(setup.shards)
+        self.sender = Sender(outputs, board, setup.index, setup.output_peers, interrupting, shards)
         #: What the dispatching process sends to a worker.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:

@@ -64,7 +64,7 @@ class Children:
         program: what each worker runs.
         dispatch: what the dispatching process runs; None if there is none.
         num_shards: number of shards that the workers run.
-        window: items that the worker of each shard may be ahead of main.
+        window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
         in_order: whether main takes items from the workers in strict turn.
@@ -121,12 +121,12 @@ class Children:
             outputs = group.start(replaces=bool(survived))
             if self._restarts is not None:
                 self._restarts.keep_forker()
-            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            self.collector = group.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             if self._restarts is None:
                 group.watch(self.collector)
             else:
                 on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
-                self.collector.watch_and_replace(group.signs, on_death, on_replace, num_workers)
+                self.collector.watch_and_replace(group.signs, on_death, on_replace)
             if hangs is not None:
                 self.collector.tell_hang(hangs.look)
             if listener is not None:

@@ -84,7 +84,7 @@ class Group(OwnsChildren):
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        self.stats = StatsBoard(1 + count, max(2, num_shards), PIPES, full_stats)
+        self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
         common = CommonSetup.under(method, self.bells, place_outside())
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
@@ -108,7 +108,7 @@ class Group(OwnsChildren):
                 common=common,
                 stats=Handle(self.stats),
                 lines=lines,
-                output_peers=[MAIN] * len(lines.outputs) if worker else list(range(1, 1 + num_workers)),
+                output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
                 dispatcher_page=count,
                 window=dispatch_window,
@@ -142,7 +142,7 @@ class Group(OwnsChildren):
             replaces: whether others take the places of children that die, instead of an error.
 
         Returns:
-            By shard, the link over which its worker sends.
+            By worker, the link over which it sends.
 
         Raises:
             OSError: the system has no room for a process.
@@ -170,8 +170,7 @@ class Group(OwnsChildren):
             self.bells.close_descriptor()
         members.commanders += [members.commander(index) for index in indices]
         self._shutdown.commanders += members.commanders
-        by_worker = [members.items_of(worker) for worker in range(self.num_workers)]
-        outputs = [by_worker[i % self.num_workers][i // self.num_workers] for i in range(members.num_shards)]
+        outputs = [members.items_of(worker) for worker in range(self.num_workers)]
         if not replaces:
             members.setups.clear()
         self.counting.adopt_main()
@@ -196,18 +195,34 @@ class Group(OwnsChildren):
             super().shutdown()
 
     def collect(
-        self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
+        self,
+        outputs: Sequence[Link],
+        first: int = 0,
+        *,
+        num_shards: int | None = None,
+        in_order: bool = True,
+        timeout: float | None = None,
     ) -> Collector:
-        """Makes the reader of what workers send.
+        """Makes the reader of the items that workers send.
 
         Args:
-            outputs: the links over which they send: those of all shards, or of workers one behind the other.
+            outputs: the links of consecutive workers.
             first: the number of the first of these workers.
-            in_order: whether items are taken from them in strict turn.
+            num_shards: the number of shards that they run; None for one each.
+            in_order: whether items are taken from the shards in strict turn.
             timeout: seconds to wait for an item; None for ever.
         """
-        peers = [1 + (first + index) % self.num_workers for index in range(len(outputs))]
-        collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
+        peers = [1 + first + index for index in range(len(outputs))]
+        collector = Collector(
+            outputs,
+            self.bells,
+            MAIN,
+            peers,
+            raise_failure,
+            in_order=in_order,
+            timeout=timeout,
+            shards=num_shards,
+        )
         self.counting.receive(collector, peers, first)
         return collector
 

@@ -59,7 +59,7 @@ class Members:
         self.sent = [0] * len(self.names)
         # A forked child does not take it, as it commands no process.
         self.sending = threading.RLock()
-        self._per_link = budget // (2 * num_shards if dispatches else num_shards)
+        self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
@@ -71,8 +71,7 @@ class Members:
         lines = []
         for index in indices:
             is_worker = index < self.num_workers
-            own = [Handle(Link(self._per_link)) for _ in self.shards_of(index)] if is_worker else []
-            outputs = own if is_worker else dispatched
+            outputs = [Handle(Link(self._per_link))] if is_worker else dispatched
             control = Handle(Link(self._commands) if self._commands else Link(0, CONTROL_RING))
             lines.append(Lines(control, outputs, dispatched[index] if is_worker and dispatched else None))
         return lines
@@ -120,9 +119,9 @@ class Members:
             return Announced.DEALT
         return Announced.OWN if any(map(begins, self.starts_of(index, starts))) else Announced.NONE
 
-    def items_of(self, worker: int) -> list[Link]:
-        """The links over which a worker sends, by shard."""
-        return [handle.shared for handle in self.setups[worker].lines.outputs]
+    def items_of(self, worker: int) -> Link:
+        """The link over which a worker sends the items of all its shards."""
+        return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
         """How many items were received of all shards of a worker, of a list by shard."""

@@ -79,7 +79,7 @@ class Restarts:
         #: Deaths that no warning tells of yet: in words, by what they are survived, and where one that hung has stood.
         self._untold: list[tuple[str, str, str]] = []
         #: Who has taken a place, before the engine knows.
-        self._made: list[tuple[int, list[Link], int | OwnedDescriptor]] | None = None
+        self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
@@ -207,7 +207,7 @@ class Restarts:
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, list[Link], int | OwnedDescriptor]]:
+    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         """Puts other processes into these places, and has them go on where what was received ends.
 
         Args:
@@ -216,7 +216,7 @@ class Restarts:
             ended: by shard, whether that is all of this epoch.
 
         Returns:
-            By place: its number, the links over which it sends to main, and the process's sign.
+            By place: its number, the link over which it sends to main, if it does, and the process's sign.
         """
         if self._made is None:
             began = time.monotonic()
@@ -237,7 +237,7 @@ class Restarts:
 
     def _replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
-    ) -> list[tuple[int, list[Link], int | OwnedDescriptor]]:
+    ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         members, shutdown = self._members, self._shutdown
         method = start_method_of(self._context)
         with members.sending:
@@ -262,7 +262,7 @@ class Restarts:
             self._command(indices, received, ended)
         workers = members.num_workers
         return [
-            (index, members.items_of(index) if index < workers else [], members.processes[index].sign)
+            (index, members.items_of(index) if index < workers else None, members.processes[index].sign)
             for index in indices
         ]
 

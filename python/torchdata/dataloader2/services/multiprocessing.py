@@ -270,7 +270,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 )
             return LocalShards(program, count)
         number = self._workers_for(count)
-        ahead = _countable(-(-worker * number // count) - (-self.main_prefetch_cnt // count))
+        ahead = _countable(worker - (-self.main_prefetch_cnt // number))
         return Children(
             self._context(),
             number,

@@ -8,6 +8,7 @@ return the pipe to read. The engine runs `GraphProgram` in the children.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
-from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
 from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
@@ -225,6 +226,8 @@ class GraphProgram(EpochProgram):
         self._passes = 0
         #: What this shard has of the process while another one runs there.
         self._own = ShardGlobals()
+        #: Describes it to torch; None if it is not described.
+        self._telling: Telling | None = None
         #: Holds the threads that read ahead for this shard while another one runs: they draw random numbers, too.
         self._held = ExitStack()
         #: The pipes of these threads; None if they are not known.
@@ -253,8 +256,11 @@ class GraphProgram(EpochProgram):
         """Gives the shard what it shares with the process: its number, and its random numbers."""
         skipping_items.worker = self._info.worker_id
         witnessing.current = self._witness
-        if not self._own.enter():
-            self._tell_torch()
+        if not self._own.enter() and self._telling is not None:
+            if "torch.utils.data" in sys.modules:  # imported while another shard ran
+                self._tell_torch()
+            else:
+                tell_when_imported(self._telling)
         self._held.close()
 
     def leave(self) -> None:
@@ -316,7 +322,7 @@ class GraphProgram(EpochProgram):
     def _tell_torch(self) -> None:
         if not self._shard.of_main:
             is_local = _engine.current_sender is None
-            tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
+            self._telling = tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
         """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""

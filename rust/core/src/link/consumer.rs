@@ -54,6 +54,8 @@ impl Buffer {
 pub struct Unit {
     /// The kind that the producer gave it.
     pub kind: u16,
+    /// The producer's shard that it is of, counted in the producer's process.
+    pub shard: u16,
     /// Its inline payload.
     pub payload: Vec<u8>,
     /// Its large buffers, in the order in which they were sent.
@@ -379,7 +381,7 @@ impl Consumer {
                 self.release(total);
                 continue;
             }
-            unit.kind = header.kind;
+            (unit.kind, unit.shard) = (header.kind, header.shard);
             unit.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
             unit.buffers.clear();
             if header.blocks > 0 || !self.streamed.is_empty() {

@@ -27,7 +27,7 @@ use crate::stats::{Flow, FlowRef};
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.

@@ -55,6 +55,13 @@ pub enum Push {
     Full,
 }
 
+/// The items of one shard, which are accounted for by themselves.
+#[derive(Debug, Clone, Copy, Default)]
+struct Strand {
+    account: Account,
+    owed: u64,
+}
+
 /// The producer's end.
 #[derive(Debug)]
 pub struct Producer {
@@ -71,8 +78,12 @@ pub struct Producer {
     /// The sum of these bytes.
     ahead_bytes: u64,
     sending: Sending,
-    /// Items that went out in this epoch, or pass, by earlier runs of it, too.
+    /// Items that went out in the current shard in this epoch, or pass, by earlier runs of it, too.
     account: Account,
+    /// The shard that units are of.
+    current: u16,
+    /// By shard: its account, and the items to make again. Those of the current one are in `account` and `sending`.
+    shards: Vec<Strand>,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
     /// When the arena is looked at next.
@@ -95,6 +106,8 @@ impl Producer {
             ahead_bytes: 0,
             sending: Sending::default(),
             account: Account::default(),
+            current: 0,
+            shards: vec![Strand::default()],
             streaming: false,
             clock: SampledClock::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
@@ -130,28 +143,68 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
+    /// Sends units of so many shards from now on. One of them is current: units are of it.
+    pub fn divide(&mut self, shards: u16) {
+        self.shards = vec![Strand::default(); usize::from(shards)];
+        self.current = 0;
+    }
+
+    /// Makes a shard the current one.
+    ///
+    /// # Panics
+    /// There is no such shard.
+    #[inline]
+    pub fn turn_to(&mut self, shard: u16) {
+        if shard != self.current {
+            self.shards[usize::from(self.current)] = self.in_hand();
+            let Strand { account, owed } = self.shards[usize::from(shard)];
+            (self.current, self.account) = (shard, account);
+            self.sending.repeat(owed);
+        }
+    }
+
     /// Begins a stream: units carry it, and its items are counted from zero.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
+        self.shards.fill(Strand::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // what is left of an earlier stream holds nothing up
         self.give_up();
         // If a command interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Goes on inside a stream, after what `account` says; the first `again` items are made again.
+    /// Goes on inside a shard, after what `account` says; the first `again` items are made again.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the account of items that went out in this stream, by earlier runs of it, too.
+    /// Returns the account of items that went out in the current shard, by earlier runs of the stream, too.
     pub fn account(&self) -> Account {
         self.account
     }
 
-    /// Items that are still to be made again.
+    /// The accounts of all shards.
+    pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
+        self.all_shards().map(|shard| shard.account)
+    }
+
+    /// The first shard of which items are still to be made again.
+    pub fn owing(&self) -> Option<u16> {
+        self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
+    }
+
+    fn in_hand(&self) -> Strand {
+        Strand { account: self.account, owed: self.sending.owed() }
+    }
+
+    fn all_shards(&self) -> impl ExactSizeIterator<Item = Strand> + '_ {
+        let current = usize::from(self.current);
+        self.shards.iter().enumerate().map(move |(shard, &kept)| if shard == current { self.in_hand() } else { kept })
+    }
+
+    /// Items of the current shard that are still to be made again.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
@@ -184,7 +237,7 @@ impl Producer {
     }
 
     fn header(&self, kind: u16, blocks: usize, payload: usize) -> UnitHeader {
-        UnitHeader::new(kind, self.sending.stream().raw(), blocks, payload)
+        UnitHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
             .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
             .expect("callers keep to what `fits` allows")
     }
@@ -283,7 +336,7 @@ impl Producer {
 
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can ever be pushed, be it into an empty ring.
     pub fn fits(&self, blocks: usize, payload: usize) -> bool {
-        UnitHeader::new(0, 0, blocks, payload)
+        UnitHeader::new(0, 0, 0, blocks, payload)
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
@@ -301,7 +354,7 @@ impl Producer {
 
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
-        let Some(header) = UnitHeader::new(0, 0, blocks, payload) else { return Ok(false) };
+        let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 

@@ -43,13 +43,16 @@ pub(crate) struct UnitHeader {
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
+    /// The shard that the unit is of, counted in the process that sends it.
+    pub shard: u16,
     pub kind: u16,
     /// Entries of the block table, 16 bytes each: offset and length.
     pub blocks: u16,
     pub epoch: u64,
 }
 
-/// Three words: total and checksum; payload, kind and blocks; epoch.
+/// Three words: total and checksum; padding, shard, kind and blocks; epoch. The length of the payload is the total without
+/// the header, the block table and the padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 /// Length of the block table's entries.
 pub(crate) const BLOCK_ENTRY: u64 = 16;
@@ -98,40 +101,46 @@ fn word(low: u32, high: u32) -> u64 {
 
 impl UnitHeader {
     /// Length of a unit, or None if it is beyond what `u32` and `u16` can say.
-    pub fn new(kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
+    pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
             total: u32::try_from(total).ok()?,
             payload: u32::try_from(payload).ok()?,
+            shard,
             kind,
             blocks: u16::try_from(blocks).ok()?,
             epoch,
         })
     }
 
+    /// Bytes of the header, the block table and the payload.
+    #[inline]
+    fn content(self) -> u64 {
+        UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
+    }
+
     /// The header's three words, with the checksum `check`.
     #[inline]
     pub fn words(self, check: u32) -> [u64; 3] {
-        [word(self.total, check), word(self.payload, u32::from(self.kind) | u32::from(self.blocks) << 16), self.epoch]
+        let padding = u64::from(self.total).wrapping_sub(self.content()) as u32 & 7;
+        let what = u32::from(self.kind) | u32::from(self.blocks) << 16;
+        [word(self.total, check), word(padding | u32::from(self.shard) << 16, what), self.epoch]
     }
 
     /// The header of a unit of `total` bytes, out of its other two words.
     #[inline]
     pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
-        let header =
-            Self { total, payload: sizes as u32, kind: (sizes >> 32) as u16, blocks: (sizes >> 48) as u16, epoch };
-        let content = UNIT_HEADER + BLOCK_ENTRY * u64::from(header.blocks) + u64::from(header.payload);
-        if content.next_multiple_of(8) != u64::from(total) {
-            return Err(Corrupted("a unit is not as long as it says"));
-        }
-        Ok(header)
+        let [padding, shard, kind, blocks] = [0, 16, 32, 48].map(|bits| (sizes >> bits) as u16);
+        let around = UNIT_HEADER + BLOCK_ENTRY * u64::from(blocks) + u64::from(padding);
+        let payload = u64::from(total).checked_sub(around).filter(|_| padding < 8);
+        let payload = payload.ok_or(Corrupted("a unit is not as long as it says"))?;
+        Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// The checksum of a unit at `position`, to be continued with its block table and its payload. Its length follows
-    /// from the rest.
+    /// The checksum of a unit at `position`, to be continued with its block table and its payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);
-        Checksum::at(position).words(sizes, epoch)
+        Checksum::at(position).words(sizes ^ u64::from(self.payload) << 3, epoch)
     }
 }

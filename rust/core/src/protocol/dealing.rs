@@ -59,29 +59,20 @@ impl Dealing {
         }
     }
 
-    /// The same where each reader has a source of its own, as the shards of a worker have: one that wants an item goes
-    /// before one that wants none yet, so that nobody waits for a reader that waits for another one.
+    /// The same for the shards of a worker, all of which have the reader of one link. It is asked once: a grant that
+    /// arrives between two questions would look as if one shard's items were not wanted and another's were.
     #[inline]
-    pub fn next_of_shards(&mut self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
-        let (mut waiting, mut again) = (None, false);
-        // Each reader is asked once: a grant that arrives between two questions would look as if nobody wanted more.
-        let target = self.turn.choose(|reader| {
-            let permit = permit(reader);
-            if permit == Permit::Wait {
-                waiting.get_or_insert(reader);
-            }
-            again = permit == Permit::Again;
-            again || permit == Permit::Now
-        });
-        match target {
-            Some(target) if again => Deal::Skip(target),
-            Some(target) => Deal::To(target),
-            None => waiting.map_or(Deal::Nobody, Deal::WaitFor),
-        }
+    pub fn next_of_shards(&self, permit: Permit) -> Deal {
+        self.next(|_| permit)
+    }
+
+    /// How many readers there are, those that have got their end included.
+    pub fn count(&self) -> usize {
+        self.turn.peers()
     }
 
     /// The readers that have not got their end.
-    pub fn readers(&self) -> impl Iterator<Item = usize> + '_ {
+    fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
@@ -122,12 +113,14 @@ mod tests {
     use crate::protocol::sending::Permit;
 
     #[test]
-    fn a_shard_whose_grant_arrives_while_the_shards_are_asked_is_not_taken_for_one_that_wants_no_more() {
-        let mut asked = 0;
-        let deal = Dealing::new(1).next_of_shards(|_| {
-            asked += 1;
-            if asked == 1 { Permit::Wait } else { Permit::Now }
-        });
-        assert_eq!(deal, Deal::WaitFor(0));
+    fn shards_are_dealt_to_in_strict_turn_and_all_want_items_or_none() {
+        let mut dealing = Dealing::new(3);
+        dealing.begin_at(2);
+        for target in [2, 0, 1, 2] {
+            assert_eq!(dealing.next_of_shards(Permit::Wait), Deal::WaitFor(target));
+            assert_eq!(dealing.next_of_shards(Permit::Now), Deal::To(target));
+            dealing.advance();
+        }
+        assert_eq!(dealing.next_of_shards(Permit::Unwanted), Deal::Nobody);
     }
 }

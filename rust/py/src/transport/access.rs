@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use torchdata_core::link::consumer::Consumer;
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Account, Stream};
 use torchdata_core::sync::exclusive::{Exclusive, Held};
@@ -91,7 +92,7 @@ impl Access {
         Ok(())
     }
 
-    /// Begins an epoch in which each peer may be `window` items ahead. A thread that reads for an earlier one is told
+    /// Begins an epoch in which the process behind each link may be `window` items ahead. A thread that reads for an earlier one is told
     /// to leave.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
@@ -123,7 +124,7 @@ impl Access {
     pub fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.signs.stopped.store(true, Relaxed);
         let mut held = self.hold_once_left(py)?;
-        held.peers.all_mut().iter_mut().for_each(|peer| peer.consumer.finish(epoch));
+        held.peers.links_mut().iter_mut().for_each(|link| link.finish(epoch));
         Ok(())
     }
 
@@ -188,7 +189,7 @@ impl Access {
             && u64::from(held.stream.pass()) == pass
             && !self.signs.is_over(epoch)
         {
-            held.peers.all_mut().iter_mut().for_each(|peer| peer.consumer.leave());
+            held.peers.links_mut().iter_mut().for_each(Consumer::leave);
         }
     }
 }

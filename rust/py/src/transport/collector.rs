@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchdata_core::link::consumer::Consumer;
 use torchdata_core::protocol::{Books, Stream};
 
 use super::access::{Access, Start};
@@ -49,12 +50,14 @@ impl Collector {
 
     /// Takes the consumer's end of each link.
     ///
-    /// `peers` are the processes behind the links, `own` is this one: indices of bells. `on_error(peer, description)`
-    /// is called for a failure and must raise. With `on_demand`, a sender begins when an iterator asks for its first
+    /// `peers` are the processes behind the links, `own` is this one: indices of bells. So many `shards` send over the
+    /// links, each over link number shard modulo links; None for one over each. They are called peers, too.
+    /// `on_error(peer, description)` is called for a failure and must raise. With `on_demand`, a sender begins when an iterator asks for its first
     /// item, and sends once more for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
+        shards = None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python class")]
     fn new(
@@ -67,9 +70,14 @@ impl Collector {
         timeout: Option<f64>,
         name: &str,
         on_demand: bool,
+        shards: Option<usize>,
     ) -> PyResult<Self> {
         if links.is_empty() || links.len() != peers.len() {
             return Err(PyValueError::new_err("a collector needs one peer for each of its links"));
+        }
+        let shards = shards.unwrap_or(links.len());
+        if shards < links.len() {
+            return Err(PyValueError::new_err("somebody has to send over each link"));
         }
         let mut consumers = Vec::with_capacity(links.len());
         for (link, &peer) in links.iter().zip(&peers) {
@@ -77,7 +85,7 @@ impl Collector {
         }
         let own = bell(board, own)?;
         let clock = Clock::new(timeout.map(duration), name);
-        let reader = Reader::new(Peers::new(consumers), in_order, clock, own.clone(), on_error);
+        let reader = Reader::new(Peers::new(consumers, shards), in_order, clock, own.clone(), on_error);
         let books = Arc::clone(&reader.progress.books);
         let relay = Arc::clone(&reader.progress.relay);
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
@@ -94,19 +102,15 @@ impl Collector {
     /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
     /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
     /// items received and the newest snapshot; the dispatching process's), whether each has ended)` returns for each
-    /// its number, the links over which it sends to this side, and its process's number or descriptor. An exception leaves
-    /// all as it was, to be tried again. `workers` send over the links: link number i is of worker i modulo that.
+    /// its number, the link over which it sends to this side or None, and its process's number or descriptor. An
+    /// exception leaves all as it was, to be tried again. Link number i is of process i.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
-        workers: usize,
     ) -> PyResult<()> {
-        if workers == 0 {
-            return Err(PyValueError::new_err("somebody has to send over the links"));
-        }
-        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace, workers });
+        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace });
         Ok(())
     }
 
@@ -142,7 +146,7 @@ impl Collector {
     ) -> PyResult<()> {
         let mut held = self.access.hold()?;
         let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
-        held.peers.all_mut().iter_mut().zip(flows).for_each(|(peer, flow)| peer.consumer.count_into(flow));
+        held.peers.links_mut().iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
 
@@ -182,7 +186,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch in which each peer may run `window` items ahead. To be called before the peers are told.
+    /// Starts an epoch in which the process behind each link may run `window` items ahead. To be called before the peers are told.
     ///
     /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
     ///
@@ -292,27 +296,27 @@ impl Collector {
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the thread that reads does it
         if done {
-            held.peers.all_mut().iter_mut().for_each(|peer| peer.consumer.restore_grant());
+            held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
         }
         let Reader { peers, collecting, .. } = &mut *held;
         peers.help_starving(py, collecting)
     }
 
-    /// Items taken from each peer in this epoch.
+    /// Items taken from each link in this epoch.
     fn taken(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.all().iter().map(|peer| peer.consumer.taken()).collect())
+        Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
     }
 
-    /// Bytes of shared memory that received items hold, by peer.
+    /// Bytes of shared memory that received items hold, by link.
     fn leased(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.all().iter().map(|peer| peer.consumer.leased()).collect())
+        Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
 
     /// Tells the sender that `count` messages were dealt with, and in which place (see `Link.obeyed_at`).
     #[pyo3(signature = (count, place = 0))]
     fn acknowledge(&self, count: u64, place: u64) -> PyResult<()> {
-        self.access.hold()?.peers.all()[0].consumer.acknowledge(count, place);
+        self.access.hold()?.peers.links()[0].acknowledge(count, place);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use super::stats::PyStatsBoard;
 /// The counters of one reader; empty if nobody counts.
 #[derive(Default)]
 pub struct Meters {
-    /// By peer: waits for its items.
+    /// By link: waits for its items.
     waits: Vec<WaitRef>,
     /// Waits for messages.
     idle: Option<WaitRef>,
@@ -19,7 +19,7 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Counts on a page from now on; returns the flows, by peer. See `Collector.count_into`.
+    /// Counts on a page from now on; returns the flows, by link. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,
@@ -51,14 +51,14 @@ impl Meters {
         self.first = false;
     }
 
-    /// Returns the counter of a wait for `peer`. The wait for main's first item is counted elsewhere (see
+    /// Returns the counter of a wait for what comes over a link. The wait for main's first item is counted elsewhere (see
     /// `IteratorGuard`).
-    pub fn wait(&self, peer: Option<usize>) -> Option<&WaitRef> {
+    pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
-            return self.waits.get(peer.unwrap_or(0));
+            return self.waits.get(link.unwrap_or(0));
         }
         if let Some(page) = &self.page {
-            page.set_first_whom(peer);
+            page.set_first_whom(link);
         }
         None
     }

@@ -38,13 +38,16 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
 pub(super) struct Outlet {
     /// The process that sends.
     pub owner: OwningProcess,
+    /// One, of a worker, for all its shards; or by worker, of the dispatching process.
     pub producers: Vec<Producer>,
     /// Theirs, in the same order: looked after while a producer waits.
     arenas: Vec<Arc<Arena>>,
+    /// The turn of the shards, or of the workers that items are dealt to.
     pub dealing: Dealing,
-    /// Whether each link has an iterator of its own (a worker and its shards), and not one for all (the dispatching
-    /// process).
+    /// Whether those in turn are shards, each with an iterator of its own. The dispatching process has one for all.
     pub has_shards: bool,
+    /// Whether a shard may still make items again.
+    pub owes: bool,
     /// The shard whose iterator has ended, and whose end is to be sent.
     pub closing: Option<usize>,
     /// The shard whose iterator was asked last; beyond all if the next one is to be entered.
@@ -67,7 +70,7 @@ pub(super) struct Outlet {
     pub noter: Option<Py<PyAny>>,
     /// In a worker: where those of the dispatching process wait to be passed on.
     pub relay: Option<Arc<Relay>>,
-    /// By reader: the checksum behind the items that are made again; None if that is not compared.
+    /// By shard or reader: the checksum behind the items that are made again; None if that is not compared.
     pub expected: Vec<Option<u64>>,
     /// The link that gets the next snapshot.
     pub next_link: usize,
@@ -81,6 +84,7 @@ pub(super) struct Outlet {
 
 /// A unit on its way out. It waits for room, and may have to let a command go first.
 pub(super) struct Departing {
+    /// The shard that it is of, or the reader that it is for.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
@@ -88,6 +92,16 @@ pub(super) struct Departing {
     pub parts: Vec<Part>,
     /// Bytes of the next one that were sent in fragments.
     pub streamed: usize,
+}
+
+/// Returns the producer of a shard, turned to it, or of a reader.
+#[inline]
+fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
+    if !has_shards {
+        return &mut producers[target];
+    }
+    producers[0].turn_to(target as u16);
+    &mut producers[0]
 }
 
 /// Gives shared memory back that has not been used for a while; whether some may go back later.
@@ -115,12 +129,18 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    pub fn new(producers: Vec<Producer>, own: BellRef, control: Option<Probe>) -> Self {
+    /// Several producers are those of the dispatching process; one has so many shards.
+    pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
+        let has_shards = producers.len() == 1;
+        if has_shards {
+            producers[0].divide(shards);
+        }
         Self {
             owner: OwningProcess::this(),
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
-            dealing: Dealing::new(producers.len()),
-            has_shards: producers.len() == 1,
+            dealing: Dealing::new(if has_shards { usize::from(shards) } else { producers.len() }),
+            has_shards,
+            owes: false,
             closing: None,
             entered: 0,
             producers,
@@ -144,7 +164,7 @@ impl Outlet {
 
     pub fn begin(&mut self, stream: Stream) {
         (self.departing, self.closing) = (None, None);
-        self.ending = false;
+        (self.ending, self.owes) = (false, false);
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
@@ -154,51 +174,57 @@ impl Outlet {
         self.dealing.begin();
     }
 
+    /// The producer of a shard, turned to it, or of a reader.
+    #[inline]
+    pub fn producer(&mut self, target: usize) -> &mut Producer {
+        turned(&mut self.producers, self.has_shards, target)
+    }
+
     /// The shard of a worker that still makes items again. All shards do that first: main has these items, and waits for
     /// those behind them.
     #[inline]
-    fn owing(&self) -> Option<usize> {
-        if self.has_shards { self.producers.iter().position(|producer| producer.owed() > 0) } else { None }
+    fn owing(&mut self) -> Option<usize> {
+        self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
+        if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
     /// The epoch of which a worker still makes items again. Calls wait meanwhile: to main those items were made before.
-    fn held(&self) -> Option<u32> {
-        self.owing().map(|shard| self.producers[shard].stream().epoch())
+    fn held(&mut self) -> Option<u32> {
+        self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
     /// Returns the fate of the next item, once that is clear; None if a command waits.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
-            let owing = self.owing();
-            if is_interrupted(&self.control, owing.map(|shard| self.producers[shard].stream().epoch())) {
+            let held = self.held();
+            if is_interrupted(&self.control, held) {
                 self.flush();
                 return Ok(None);
             }
-            if let Some(shard) = owing {
+            if let Some(shard) = self.owing() {
                 return Ok(Some(Deal::Skip(shard)));
             }
             let Self { dealing, producers, has_shards, .. } = self;
             let mut damage = None;
-            let permit = |reader: usize| match producers[reader].permit() {
+            let mut permit = |link: usize| match producers[link].permit() {
                 Ok(permit) => permit,
                 Err(error) => {
                     damage = Some(error);
                     Permit::Wait
                 }
             };
-            let deal = if *has_shards { dealing.next_of_shards(permit) } else { dealing.next(permit) };
+            let deal = if *has_shards { dealing.next_of_shards(permit(0)) } else { dealing.next(permit) };
             if let Some(error) = damage {
                 return Err(errors::corrupted(error));
             }
             let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
-            let Self { dealing, producers, arenas, control, meters, .. } = self;
-            let awaited: Vec<usize> = if self.has_shards { dealing.readers().collect() } else { vec![target] };
+            let Self { producers, arenas, control, meters, .. } = self;
+            let link = if self.has_shards { 0 } else { target };
             // A damaged word ends the wait, and is reported then.
-            let mut allows = || awaited.iter().any(|&reader| producers[reader].permit() != Ok(Permit::Wait));
-            let ready = || allows() || is_interrupted(control, None);
-            wait_until(py, &self.own, meters.get(target), ready, || (), |py| tidy(py, arenas).map(drop))?;
+            let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
+            wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
     }
 
@@ -249,8 +275,8 @@ impl Outlet {
     /// follows.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Self { encoder, producers, .. } = self;
-        let producer = &mut producers[target];
+        let Self { encoder, producers, has_shards, .. } = self;
+        let producer = turned(producers, *has_shards, target);
         if let Err(error) = encoder.encode(item, producer.arena()) {
             encoder.clear();
             return Err(error);
@@ -272,10 +298,10 @@ impl Outlet {
     /// Encodes an object, to be sent by `go_on` with more bytes behind it.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
-        encoder.encode(object, self.producers[target].arena())?;
+        encoder.encode(object, self.producer(target).arena())?;
         encoder.payload.extend_from_slice(behind);
         self.owner.check()?; // what was pickled is the user's, too
-        self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
+        self.producer(target).give_up(); // fragments of a message that an exception kept from being sent
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
     }
@@ -310,7 +336,7 @@ impl Outlet {
 
     fn send(&mut self, py: Python<'_>, departing: &mut Departing, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Departing { target, kind, encoder, parts, streamed } = departing;
-        let inline = encoder.payload.len() <= self.producers[*target].max_inline();
+        let inline = encoder.payload.len() <= self.producer(*target).max_inline();
         while parts.len() < encoder.buffers.len() + usize::from(!inline) {
             let placed = match encoder.buffers.get_mut(parts.len()) {
                 Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
@@ -355,7 +381,7 @@ impl Outlet {
             return Ok(placed);
         }
         let from = source.make_dense(py)?;
-        let longest = self.producers[target].fragment_len();
+        let longest = self.producer(target).fragment_len();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
             // SAFETY: `from` is valid for `len` bytes, kept alive by the source's owner.
@@ -385,7 +411,7 @@ impl Outlet {
         tick: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Placed>> {
         loop {
-            let producer = &mut self.producers[target];
+            let producer = self.producer(target);
             if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
                 // SAFETY: the block is ours and has room for so many bytes.
                 unsafe { source.copy(py, block.as_mut_ptr()) };
@@ -413,7 +439,7 @@ impl Outlet {
         mut push: impl FnMut(&mut Producer) -> Result<Push, Corrupted>,
     ) -> PyResult<Sent> {
         loop {
-            if push(&mut self.producers[target]).map_err(errors::corrupted)? == Push::Done {
+            if push(self.producer(target)).map_err(errors::corrupted)? == Push::Done {
                 return Ok(Sent::Done);
             }
             let room = |producer: &mut Producer| producer.writable(blocks, payload).unwrap_or(true);
@@ -432,8 +458,8 @@ impl Outlet {
         mut room: impl FnMut(&mut Producer) -> bool + Send,
     ) -> PyResult<Option<Sent>> {
         let held = self.held();
-        let Self { producers, own, control, deadline, meters, .. } = self;
-        let producer = &mut producers[target];
+        let Self { producers, has_shards, own, control, deadline, meters, .. } = self;
+        let producer = turned(producers, *has_shards, target);
         producer.flush();
         let unwanted =
             |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
@@ -441,7 +467,7 @@ impl Outlet {
         wait_until(
             py,
             own,
-            meters.get(target),
+            meters.get(if *has_shards { 0 } else { target }),
             ready,
             || (),
             |_| {

@@ -1,13 +1,16 @@
 //! The senders as their reader knows them, and the units that left their rings before they were delivered.
 //!
-//! Runs in the thread that reads. A unit leaves its ring when its peer has the turn, or earlier: to let a peer go on
-//! for which another one waits, or because the process behind the ring has died.
+//! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process runs:
+//! of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its peer has
+//! the turn, or earlier: because a unit of another peer is behind it, to let a peer go on for which another one waits, or
+//! because the process behind the ring has died.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use torchdata_core::error::Corrupted;
 use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::protocol::{Account, Collecting, Next, Stream};
 use torchdata_core::stats::add;
@@ -35,43 +38,23 @@ impl Taken {
     }
 }
 
-/// One sender.
-pub struct Peer {
-    pub consumer: Consumer,
-    /// Units that were taken out of the ring before their turn, or could not be decoded yet.
-    taken_in: VecDeque<Taken>,
+/// Returns whether something waits in a ring. A corrupted one counts as ready: taking from it reports the error.
+#[inline]
+fn has_arrived(consumer: &mut Consumer) -> bool {
+    consumer.readable().unwrap_or(true)
 }
 
-impl Peer {
-    /// Returns whether there is something to deliver. A corrupted ring counts as ready: taking from it reports the
-    /// error.
-    #[inline]
-    fn is_ready(&mut self) -> bool {
-        !self.taken_in.is_empty() || self.has_arrived()
-    }
+/// Returns whether what is leased leaves room for more leases; else buffers are copied out of the sender's memory.
+fn may_lease(consumer: &Consumer) -> bool {
+    !consumer.should_copy(0)
+}
 
-    /// Returns whether something waits in the ring.
-    pub fn has_arrived(&mut self) -> bool {
-        self.consumer.readable().unwrap_or(true)
-    }
-
-    /// Returns whether a unit was taken out of the ring and not delivered.
-    pub fn has_taken_in(&self) -> bool {
-        !self.taken_in.is_empty()
-    }
-
-    /// Returns whether what is leased leaves room for more leases; else buffers are copied out of the sender's memory.
-    fn may_lease(&self) -> bool {
-        !self.consumer.should_copy(0)
-    }
-
-    /// Counts the leased buffers of a unit as copied.
-    fn count_copies(&self, unit: &Unit) {
-        let flow = self.consumer.flow();
-        let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
-        add(&flow.copies, leased.clone().count() as u64);
-        add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
-    }
+/// Counts the leased buffers of a unit as copied.
+fn count_copies(consumer: &Consumer, unit: &Unit) {
+    let flow = consumer.flow();
+    let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
+    add(&flow.copies, leased.clone().count() as u64);
+    add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
 /// The memory in units that were taken in before their turn.
@@ -87,12 +70,15 @@ struct Surplus {
 
 /// All senders, and the unit in hand.
 pub struct Peers {
-    all: Vec<Peer>,
+    /// By link.
+    links: Vec<Consumer>,
+    /// By peer: units that were taken out of the ring before their turn, or could not be decoded yet.
+    taken_in: Vec<VecDeque<Taken>>,
     /// Items that each may be ahead.
     window: u64,
     /// Whether they were told to halt.
     paused: bool,
-    /// The only one whose items wake this process; None: those of all do.
+    /// The only link whose items wake this process; None: those of all do.
     awaited: Option<usize>,
     /// Whether one has starved in this epoch, whom items of others may help on. From then on those of all wake.
     has_starved: bool,
@@ -102,10 +88,10 @@ pub struct Peers {
 }
 
 impl Peers {
-    pub fn new(consumers: Vec<Consumer>) -> Self {
-        let peer = |consumer| Peer { consumer, taken_in: VecDeque::new() };
+    pub fn new(links: Vec<Consumer>, peers: usize) -> Self {
         Self {
-            all: consumers.into_iter().map(peer).collect(),
+            links,
+            taken_in: (0..peers).map(|_| VecDeque::new()).collect(),
             window: 1,
             paused: false,
             awaited: None,
@@ -116,15 +102,53 @@ impl Peers {
     }
 
     pub fn len(&self) -> usize {
-        self.all.len()
+        self.taken_in.len()
     }
 
-    pub fn all(&self) -> &[Peer] {
-        &self.all
+    pub fn links(&self) -> &[Consumer] {
+        &self.links
     }
 
-    pub fn all_mut(&mut self) -> &mut [Peer] {
-        &mut self.all
+    pub fn links_mut(&mut self) -> &mut [Consumer] {
+        &mut self.links
+    }
+
+    /// Returns the link that a peer's units come over.
+    #[inline]
+    pub fn link_of(&self, peer: usize) -> usize {
+        // Without shards, each peer has a link: a division costs as much as the rest of a look.
+        if peer < self.links.len() { peer } else { peer % self.links.len() }
+    }
+
+    /// Returns the end of that link.
+    #[inline]
+    pub fn consumer(&mut self, peer: usize) -> &mut Consumer {
+        let link = self.link_of(peer);
+        &mut self.links[link]
+    }
+
+    /// Returns the peer whose unit has come over a link.
+    #[inline]
+    fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
+        let peer = link + usize::from(unit.shard) * self.links.len();
+        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit is of no shard"))) }
+    }
+
+    /// Returns whether there may be something to deliver.
+    #[inline]
+    fn is_ready(&mut self, peer: usize) -> bool {
+        !self.taken_in[peer].is_empty() || self.has_arrived(peer)
+    }
+
+    /// Returns whether something waits in the ring.
+    #[inline]
+    pub fn has_arrived(&mut self, peer: usize) -> bool {
+        has_arrived(self.consumer(peer))
+    }
+
+    /// Returns whether a unit was taken out of the ring and not delivered.
+    pub fn has_taken_in(&self, peer: usize) -> bool {
+        !self.taken_in[peer].is_empty()
     }
 
     pub fn are_paused(&self) -> bool {
@@ -136,20 +160,17 @@ impl Peers {
         self.window = window;
         self.has_starved = false;
         (self.surplus.bytes, self.surplus.said) = (0, false);
-        self.all.iter_mut().for_each(|peer| peer.taken_in.clear());
+        self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
     /// Begins a stream, which has begun already, with a window of 0, if it was `looked_into`.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
-        for peer in &mut self.all {
-            if looked_into {
-                peer.consumer.set_window(self.window);
-            } else {
-                peer.taken_in.clear();
-                peer.consumer.begin(stream, self.window);
-            }
+        if looked_into {
+            return self.tell_window(self.window);
         }
+        self.taken_in.iter_mut().for_each(VecDeque::clear);
+        self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
     /// Tells the peers to halt or to go on, unless they were told.
@@ -161,19 +182,19 @@ impl Peers {
     }
 
     fn tell_window(&mut self, window: u64) {
-        self.all.iter_mut().for_each(|peer| peer.consumer.set_window(window));
+        self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
     /// Returns the next step: to deliver from a peer, or else to take in from one, or to wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
-            let all = RefCell::new(&mut self.all);
+            let all = RefCell::new(&mut *self);
             let mut starves = false;
             let next = collecting.next(
-                |peer| all.borrow_mut()[peer].is_ready(),
-                |peer| all.borrow_mut()[peer].has_arrived(),
+                |peer| all.borrow_mut().is_ready(peer),
+                |peer| all.borrow_mut().has_arrived(peer),
                 |peer| {
-                    starves = all.borrow()[peer].consumer.starves();
+                    starves = all.borrow_mut().consumer(peer).starves();
                     starves
                 },
             );
@@ -185,102 +206,126 @@ impl Peers {
         }
     }
 
-    /// Lets only items of this peer wake this process from now on, unless another may starve. In a loader of many
+    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader of many
     /// workers all others would wake it in vain.
     pub fn await_one(&mut self, peer: usize) {
+        let link = self.link_of(peer);
         match self.awaited {
             None if self.has_starved => return,
-            Some(before) if before == peer => return,
-            Some(before) => self.all[before].consumer.want_items(false),
-            None => self.all.iter_mut().for_each(|peer| peer.consumer.want_items(false)),
+            Some(before) if before == link => return,
+            Some(before) => self.links[before].want_items(false),
+            None => self.links.iter_mut().for_each(|link| link.want_items(false)),
         }
-        self.all[peer].consumer.want_items(true);
-        self.awaited = Some(peer);
+        self.links[link].want_items(true);
+        self.awaited = Some(link);
     }
 
     /// Lets items of all peers wake this process.
     pub fn await_all(&mut self) {
         if self.awaited.take().is_some() {
-            self.all.iter_mut().for_each(|peer| peer.consumer.want_items(true));
+            self.links.iter_mut().for_each(|link| link.want_items(true));
         }
     }
 
     /// Returns the peer to deliver from, or the end; takes nobody in.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
-        collecting.next(|peer| self.all[peer].is_ready(), |_| false, |_| false)
+        collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current one; returns whether there was one.
+    /// Makes the next unit of a peer the current one; returns whether there was one. One of another peer that is behind
+    /// it in the ring is taken in.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
-        let Peer { consumer, taken_in } = &mut self.all[peer];
-        if let Some(taken) = taken_in.pop_front() {
+        if let Some(taken) = self.taken_in[peer].pop_front() {
             self.surplus.bytes = self.surplus.bytes.saturating_sub(taken.weight());
             self.current = taken;
             return Ok(true);
         }
         self.current.counted = false;
-        consumer.take(&mut self.current.unit).map_err(errors::take)
+        let link = self.link_of(peer);
+        if !self.links[link].take(&mut self.current.unit).map_err(errors::take)? {
+            return Ok(false);
+        }
+        let whose = self.peer_of(link, &self.current.unit)?;
+        if whose != peer {
+            let unit = std::mem::take(&mut self.current.unit);
+            self.keep_for_later(whose, unit);
+        }
+        Ok(whose == peer)
+    }
+
+    /// Takes the snapshots out of what was taken in of a peer.
+    pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
+        let all = std::mem::take(&mut self.taken_in[peer]);
+        let (snapshots, others): (VecDeque<_>, _) =
+            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.unit.kind));
+        self.taken_in[peer] = others;
+        let bytes: u64 = snapshots.iter().map(Taken::weight).sum();
+        self.surplus.bytes = self.surplus.bytes.saturating_sub(bytes);
+        snapshots
     }
 
     /// Puts the current unit back.
     pub fn put_back(&mut self, peer: usize) {
         let taken = std::mem::take(&mut self.current);
         self.surplus.bytes += taken.weight();
-        self.all[peer].taken_in.push_front(taken);
+        self.taken_in[peer].push_front(taken);
     }
 
     /// Returns whether the current unit's buffers may stay in the memory of their sender.
     #[inline]
     pub fn may_lease(&self, peer: usize) -> bool {
-        self.all[peer].may_lease()
+        may_lease(&self.links[self.link_of(peer)])
     }
 
     /// Notes that the current unit was delivered, by copies of its leases unless those were handed on (`leased`).
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
+        let link = self.link_of(peer);
         if !leased && !self.current.unit.buffers.is_empty() {
-            self.all[peer].count_copies(&self.current.unit);
+            count_copies(&self.links[link], &self.current.unit);
         }
         if !self.current.counted {
-            self.all[peer].consumer.item_taken();
+            self.links[link].item_taken();
         }
         self.current.unit.buffers.clear(); // the item alone keeps what it leases
     }
 
     /// Returns the peer to take in from, because another one starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
-        collecting.to_take_in(|peer| self.all[peer].has_arrived(), |peer| starving[peer])
+        collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
     }
 
-    /// Takes one unit of a peer out of its ring before its turn.
+    /// Takes one unit out of a peer's ring before its turn.
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
-        let one = &mut self.all[peer];
-        let may_lease = one.may_lease();
+        let link = self.link_of(peer);
+        let consumer = &mut self.links[link];
+        let may_lease = may_lease(consumer);
         let mut unit = Unit::default();
-        if !one.consumer.take(&mut unit).map_err(errors::take)? {
+        if !consumer.take(&mut unit).map_err(errors::take)? {
             return Ok(());
         }
         if !may_lease {
             // The sender's memory is for what is in flight: this may stay for long.
-            one.count_copies(&unit);
+            count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
         }
+        let peer = self.peer_of(link, &unit)?;
         self.keep_for_later(peer, unit);
         self.tell_surplus(py, peer, turn)
     }
 
     /// Counts a unit, if it is an item, and keeps it until its peer has the turn.
+    #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
-        let one = &mut self.all[peer];
         let taken = Taken { unit, counted: true };
         if taken.kind() == kind::ITEM {
-            one.consumer.item_taken_in();
+            self.consumer(peer).item_taken_in();
         }
         self.surplus.bytes += taken.weight();
-        one.taken_in.push_back(taken);
+        self.taken_in[peer].push_back(taken);
     }
 
     fn tell_surplus(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
@@ -303,46 +348,40 @@ impl Peers {
     /// Takes in from some peers, and lets them make more, while another one starves.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // The turn's own items do not end this: main waits for an answer, which comes behind the next item.
-        let starving: Vec<bool> = self.all.iter().map(|peer| peer.consumer.starves()).collect();
+        let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
         }
         if starving.contains(&true) {
-            let others = self.all.iter_mut().zip(starving).filter(|(_, starves)| !starves);
-            others.for_each(|(peer, _)| peer.consumer.grant_one_more());
+            let others = self.links.iter_mut().zip(starving).filter(|(_, starves)| !starves);
+            others.for_each(|(link, _)| link.grant_one_more());
         }
         Ok(())
     }
 
-    /// Takes in all that a dead peer had committed, and returns the snapshots among it.
-    pub fn drain(&mut self, peer: usize) -> PyResult<VecDeque<Taken>> {
+    /// Takes in all that the dead process behind a link had committed.
+    pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The memory is nobody else's any more: leases into it may stay.
             let mut unit = Unit::default();
-            if !self.all[peer].consumer.take(&mut unit).map_err(errors::take)? {
-                break;
+            if !self.links[link].take(&mut unit).map_err(errors::take)? {
+                return Ok(());
             }
+            let peer = self.peer_of(link, &unit)?;
             self.keep_for_later(peer, unit);
         }
-        let all = std::mem::take(&mut self.all[peer].taken_in);
-        let (snapshots, others): (VecDeque<_>, _) =
-            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.unit.kind));
-        self.all[peer].taken_in = others;
-        let bytes: u64 = snapshots.iter().map(Taken::weight).sum();
-        self.surplus.bytes = self.surplus.bytes.saturating_sub(bytes);
-        Ok(snapshots)
     }
 
     /// Adds the items that were taken in, and not delivered, to those that were delivered.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
-        let items = self.all[peer].taken_in.iter().filter(|taken| taken.kind() == kind::ITEM);
+        let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));
         delivered
     }
 
     /// Returns whether the last unit of a peer's stream was taken in.
     pub fn has_last(&self, peer: usize) -> bool {
-        self.all[peer].taken_in.iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
+        self.taken_in[peer].iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
     }
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {

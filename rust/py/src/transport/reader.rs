@@ -208,6 +208,11 @@ impl Reader {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
 
+    /// Keeps the snapshots of a peer that were taken in.
+    pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
+        self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
+    }
+
     /// Takes the next unit of a peer: a snapshot is kept, another unit stays to be read. Returns whether there was one.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
@@ -223,8 +228,8 @@ impl Reader {
     /// on. The stream itself is not asked for yet. Another unit that comes first stays to be read.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
-        self.peers.all_mut()[0].consumer.begin(stream, 0);
-        while !self.peers.all()[0].has_taken_in() && !self.progress.relay.waits() {
+        self.peers.links_mut()[0].begin(stream, 0);
+        while !self.peers.has_taken_in(0) && !self.progress.relay.waits() {
             if self.take_snapshot(py, 0)? {
                 continue;
             }
@@ -233,8 +238,7 @@ impl Reader {
             if is_ordered() {
                 break;
             }
-            let dispatching = &mut peers.all_mut()[0];
-            let ready = || dispatching.has_arrived() || is_ordered();
+            let ready = || peers.has_arrived(0) || is_ordered();
             wait_among(py, own, meters.wait(None), None, ready, || (), |_| Ok(()))?;
         }
         Ok(())
@@ -249,7 +253,8 @@ impl Reader {
         self.peers.await_all();
         for peer in 0..self.peers.len() {
             // A peer that has taken another's place may be the only one that is waited for.
-            while !self.peers.all()[peer].has_taken_in() && !self.progress.has_snapshot(py, peer, dealt) {
+            self.keep_taken_in(py, peer)?; // what came while another one was waited for
+            while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
                     return Ok(());
                 }
@@ -274,14 +279,13 @@ impl Reader {
         if is_left() || watch.any_died() {
             return Ok(false);
         }
-        let awaited = &mut peers.all_mut()[peer];
         let mut died = false;
         let waited = wait_among(
             py,
             own,
             None,
             Some(&|| watch.any_died()),
-            || awaited.has_arrived() || is_left(),
+            || peers.has_arrived(peer) || is_left(),
             || (),
             |py| {
                 clock.tell_stall(py, Some(peer), began.elapsed())?;
@@ -331,8 +335,9 @@ impl Reader {
             _ => peers.await_all(),
         }
         if let Some(peer) = turn {
-            peers.all_mut()[peer].consumer.wait();
+            peers.consumer(peer).wait();
         }
+        let link = turn.map(|peer| peers.link_of(peer));
         let interrupt = interrupt.as_ref();
         let mut next = Next::Wait;
         let ready = || {
@@ -346,7 +351,7 @@ impl Reader {
         let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.is_empty() { None } else { Some(&any_died) };
         let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
         let mut died = false;
-        let awoken = wait_among(py, own, meters.wait(turn), death, ready, starve, |py| {
+        let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
             starve(); // once more, should it have been written over
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
@@ -365,7 +370,7 @@ impl Reader {
     ) -> PyResult<bool> {
         let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
         let Self { peers, own, meters, .. } = self;
-        let consumer = &mut peers.all_mut()[peer].consumer;
+        let consumer = peers.consumer(peer);
         loop {
             if consumer.take(unit).map_err(errors::take)? {
                 return Ok(true);
@@ -423,7 +428,7 @@ impl Reader {
                 Ok(Came::Message(message)) => return Ok((results, seconds, Some(message))),
                 Err(error) => return Ok((results, seconds, Some(error.into_value(py).into_bound(py).into_any()))),
             }
-            there = self.peers.all_mut()[peer].consumer.take(&mut unit).map_err(errors::take)?;
+            there = self.peers.consumer(peer).take(&mut unit).map_err(errors::take)?;
         }
         Ok((results, seconds, None))
     }

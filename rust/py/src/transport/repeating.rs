@@ -10,6 +10,7 @@ use std::time::Instant;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use torchdata_core::link::producer::Producer;
 use torchdata_core::link::sampled_len;
 use torchdata_core::protocol::{Reader, Share};
 
@@ -65,13 +66,13 @@ impl Outlet {
         self.owner.check()?;
         Ok(made.map(|(pass, share, content)| {
             let share = Share { pass, account: account(share) };
-            let own = if self.has_shards { shard..shard + 1 } else { 0..self.producers.len() };
-            let accounts = self.producers[own].iter().map(|producer| producer.account());
-            (snapshots::head(self.producers[0].stream().pass(), share, accounts), content)
+            let all = self.producers.iter().flat_map(Producer::accounts);
+            let accounts: Vec<_> = if self.has_shards { all.skip(shard).take(1).collect() } else { all.collect() };
+            (snapshots::head(self.producers[0].stream().pass(), share, accounts.into_iter()), content)
         }))
     }
 
-    /// Makes a snapshot of a shard, and sends it over its link, as an item is sent.
+    /// Makes a snapshot of a shard, and sends it as an item is sent.
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -93,7 +94,7 @@ impl Outlet {
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
-        for shard in 0..if self.has_shards { self.producers.len() } else { 1 } {
+        for shard in 0..if self.has_shards { self.dealing.count() } else { 1 } {
             if !self.dealing.is_ended(shard) {
                 self.push_snapshot(py, shard)?;
             }
@@ -107,17 +108,16 @@ impl Outlet {
 
     fn push_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         if let Some((head, content)) = self.take(py, shard)? {
-            let first = if self.has_shards { shard } else { self.next_link };
-            let links = if self.has_shards { 1 } else { self.producers.len() };
-            for step in 0..links {
-                let link = (first + step) % self.producers.len();
-                let producer = &mut self.producers[link];
+            let (first, count) = if self.has_shards { (shard, 1) } else { (self.next_link, self.producers.len()) };
+            for step in 0..count {
+                let target = if self.has_shards { shard } else { (first + step) % count };
+                let producer = self.producer(target);
                 // One who wants no more drops it.
                 if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
                     continue;
                 }
                 if snapshots::push(producer, kind::STATE, &head, content.as_bytes(py)).map_err(errors::corrupted)? {
-                    self.next_link = link + 1;
+                    self.next_link = target + 1;
                     self.count_snapshot();
                     break;
                 }
@@ -129,8 +129,8 @@ impl Outlet {
     /// Counts an item that the reader has already; checks the last one of them.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Self { encoder, producers, .. } = self;
-        let producer = &mut producers[target];
+        let mut encoder = std::mem::take(&mut self.encoder);
+        let producer = self.producer(target);
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
@@ -144,23 +144,24 @@ impl Outlet {
         }
         let payload = &encoder.payload;
         if payload.len() <= producer.max_inline() {
-            producer.made_again(item_kind(encoder), &table, payload);
+            producer.made_again(item_kind(&encoder), &table, payload);
         } else {
             let mut long = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
             // SAFETY: the payload, whole.
             table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
-            producer.made_again(item_kind(encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
+            producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
         }
         encoder.clear();
+        self.encoder = encoder;
         self.compare(target)
     }
 
     /// Whether what was made again is what was sent before.
-    fn compare(&self, target: usize) -> PyResult<()> {
-        let producer = &self.producers[target];
-        let account = producer.account();
+    fn compare(&mut self, target: usize) -> PyResult<()> {
+        let producer = self.producer(target);
+        let (account, owed) = (producer.account(), producer.owed());
         match self.expected.get(target).copied().flatten() {
-            Some(expected) if producer.owed() == 0 && expected != account.checksum => Err(repeats_not(format!(
+            Some(expected) if owed == 0 && expected != account.checksum => Err(repeats_not(format!(
                 "its items up to number {} are not those of the run that was stopped",
                 account.items
             ))),
@@ -170,7 +171,7 @@ impl Outlet {
 
     /// To be called where the items for a reader have ended: all that it has already must have come.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
-        let producer = &mut self.producers[target];
+        let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
         producer.go_on_from(account, 0);
         if owed > 0 && self.expected.get(target).copied().flatten().is_some() {

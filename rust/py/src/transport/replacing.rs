@@ -13,24 +13,24 @@ use super::snapshots::{KeptPlaces, kept_places};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A process that takes a place: whose, over which links, and its number or descriptor.
-type Heir<'py> = (usize, Vec<Bound<'py, PyLink>>, Sign<'py>);
+/// A process that takes a place: whose, over which link it sends to this side, if it does, and its number or descriptor.
+type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
     /// Replaces the processes `also`, and all others that have died.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
-        let Some(Replacing { on_death, on_replace, workers }) = self.watch.replacing(py) else { return Ok(()) };
+        let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
         let dead = self.watch.all_dead(also);
-        self.drain(py, &dead, workers)?;
+        self.drain(py, &dead)?;
         let received: Vec<u64> = self.all_received(py).iter().map(|account| account.items).collect();
         let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.are_paused()))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
-            self.drain(py, &replaced, workers)?; // others may have been ended for it
+            self.drain(py, &replaced)?; // others may have been ended for it
             let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
-                self.inherit(heir?.extract()?, workers)?;
+                self.inherit(heir?.extract()?)?;
             }
         }
         self.watch.forget(&dead);
@@ -39,24 +39,24 @@ impl Reader {
         Ok(())
     }
 
-    fn inherit(&mut self, (index, links, sign): Heir<'_>, workers: usize) -> PyResult<()> {
-        for (peer, link) in self.peers.all_mut().iter_mut().skip(index).step_by(workers).zip(links) {
-            let consumer = &mut peer.consumer;
+    fn inherit(&mut self, (index, link, sign): Heir<'_>) -> PyResult<()> {
+        if let (Some(consumer), Some(link)) = (self.peers.links_mut().get_mut(index), link) {
             *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }
         self.watch.succeed(index, sign);
         Ok(())
     }
 
-    /// Takes in all that dead peers had committed, and keeps the snapshots among it. A dispatching process sends
+    /// Takes in all that dead processes had committed, and keeps the snapshots among it. A dispatching process sends
     /// nothing here.
-    fn drain(&mut self, py: Python<'_>, dead: &[usize], workers: usize) -> PyResult<()> {
-        for peer in (0..self.peers.len()).filter(|peer| dead.contains(&(peer % workers))) {
-            for taken in self.peers.drain(peer)? {
-                self.keep_unit(py, peer, &taken.unit)?;
-            }
-        }
-        Ok(())
+    fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
+        let links = self.peers.links().len();
+        dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;
+        (0..self.peers.len())
+            .filter(|peer| dead.contains(&self.peers.link_of(*peer)))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|peer| self.keep_taken_in(py, peer))
     }
 
     /// Returns, by peer, what was received, delivered or not.

@@ -13,6 +13,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use torchdata_core::link::arena::Arena;
+use torchdata_core::link::producer::Producer;
 use torchdata_core::protocol::{Deal, Reader, Stream};
 use torchdata_core::stats::WaitRef;
 
@@ -34,16 +35,16 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends items over one link (a worker) or deals them to several (the dispatching process).
+/// Sends the items of shards over one link (a worker), or deals items to several (the dispatching process).
 ///
 /// One thread sends; any thread of the process may allocate.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
-    /// By reader: the arena of its link.
+    /// By link: its arena.
     arenas: Vec<Arc<Arena>>,
-    /// The reader whose turn it is.
-    target: AtomicUsize,
+    /// The link that the next item goes out over.
+    link: AtomicUsize,
 }
 
 impl Sender {
@@ -65,26 +66,30 @@ impl Sender {
     /// Takes the producer's end of each link.
     ///
     /// `peers` are the processes behind the links, `own` is this one: indices of bells. A message that waits in the
-    /// `control` link interrupts the pump and every wait.
+    /// `control` link interrupts the pump and every wait. So many `shards` send over a single link.
     #[new]
-    #[pyo3(signature = (links, board, own, peers, control = None))]
+    #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
         links: Vec<Bound<'_, PyLink>>,
         board: &Bound<'_, PyBellBoard>,
         own: usize,
         peers: Vec<usize>,
         control: Option<&Bound<'_, PyLink>>,
+        shards: u16,
     ) -> PyResult<Self> {
         if links.is_empty() || links.len() != peers.len() {
             return Err(PyValueError::new_err("a sender needs one peer for each of its links"));
+        }
+        if shards == 0 || shards > 1 && links.len() > 1 {
+            return Err(PyValueError::new_err("shards send over one link"));
         }
         let mut producers = Vec::with_capacity(links.len());
         for (link, &peer) in links.iter().zip(&peers) {
             producers.push(link.get().0.producer(bell(board, peer)?).map_err(errors::open)?);
         }
         let arenas: Vec<_> = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
-        let outlet = Outlet::new(producers, bell(board, own)?, control.map(|link| link.get().0.probe()));
-        Ok(Self { outlet: Mutex::new(outlet), arenas, target: AtomicUsize::new(0) })
+        let outlet = Outlet::new(producers, shards, bell(board, own)?, control.map(|link| link.get().0.probe()));
+        Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
     /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
@@ -102,9 +107,9 @@ impl Sender {
     /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an
     /// earlier one is given up.
     ///
-    /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
-    /// how many of those that follow the reader has already, and the checksum behind these, to be compared if it is
-    /// given. `turn` is the reader of the first item.
+    /// `starts` says, by shard or reader, from where an earlier run of it goes on: after how many items and with which
+    /// checksum, how many of those that follow the reader has already, and the checksum behind these, to be compared if
+    /// it is given. `turn` is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -118,14 +123,16 @@ impl Sender {
             relay.take(); // of an older epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
-        if turn >= outlet.producers.len() {
-            return Err(PyValueError::new_err(format!("there are {} readers, not {turn}", outlet.producers.len())));
+        let count = outlet.dealing.count();
+        if turn >= count {
+            return Err(PyValueError::new_err(format!("there are {count} shards or readers, and no number {turn}")));
         }
         outlet.dealing.begin_at(turn);
         let starts = starts.unwrap_or_default();
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
-        for (producer, (at, again, _)) in outlet.producers.iter_mut().zip(starts) {
-            producer.go_on_from(account(at), again);
+        for (target, (at, again, _)) in starts.into_iter().enumerate().take(count) {
+            outlet.producer(target).go_on_from(account(at), again);
+            outlet.owes |= again > 0;
         }
         Ok(())
     }
@@ -157,8 +164,8 @@ impl Sender {
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        if shard >= outlet.producers.len() {
-            return Err(PyValueError::new_err(format!("there are {} links, not {shard}", outlet.producers.len())));
+        if shard >= outlet.dealing.count() {
+            return Err(PyValueError::new_err(format!("there is no shard {shard}")));
         }
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
@@ -168,14 +175,14 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// By reader: (items, checksum) of what went out in this stream, by earlier runs of it, too.
+    /// By shard or reader: (items, checksum) of what went out in this stream, by earlier runs of it, too.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
-        Ok(self.outlet()?.producers.iter().map(|producer| entry(producer.account())).collect())
+        Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
     /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
-    /// holds an iterator for each reader: those of a worker's shards, which are asked in turn. `enter(shard)` is called
-    /// before another shard is asked than the one before.
+    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before another shard is
+    /// asked than the one before.
     ///
     /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
     /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
@@ -186,10 +193,11 @@ impl Sender {
         let shards = iterator.cast::<PyTuple>().ok();
         let iterators: Vec<_> = shards.map_or_else(|| vec![iterator.clone()], |shards| shards.iter().collect());
         let several = iterators.len() > 1;
-        if several && iterators.len() != outlet.producers.len() {
-            return Err(PyValueError::new_err("a sender needs one iterator for each of its links, or one for all"));
+        if iterators.len() != if outlet.has_shards { outlet.dealing.count() } else { 1 } {
+            return Err(PyValueError::new_err(
+                "a sender needs one iterator for each of its shards, or one for all links",
+            ));
         }
-        outlet.has_shards = iterators.len() == outlet.producers.len();
         outlet.entered = if several { usize::MAX } else { 0 };
         if outlet.settle(py)? == Sent::Interrupted {
             return Ok(false);
@@ -197,14 +205,12 @@ impl Sender {
         while !outlet.ending {
             let deal = outlet.wait_for_turn(py)?;
             let Some(deal) = deal else { return Ok(false) };
-            if let Deal::To(target) | Deal::Skip(target) = deal {
-                self.target.store(target, Relaxed);
-            }
-            if deal == Deal::Nobody {
-                break;
+            let (Deal::To(target) | Deal::Skip(target)) = deal else { break };
+            if !outlet.has_shards {
+                self.link.store(target, Relaxed);
             }
             // The outlet stays locked while Python code runs: nobody else sends, and allocating needs no lock of it.
-            let shard = if several { self.target.load(Relaxed) } else { 0 };
+            let shard = if several { target } else { 0 };
             if shard != outlet.entered {
                 outlet.entered = shard;
                 enter.map(|enter| enter.call1((shard,))).transpose()?;
@@ -225,13 +231,12 @@ impl Sender {
                 }
                 continue;
             };
-            let is_owed = outlet.has_shards && outlet.producers[shard].owed() > 0;
+            let is_owed = outlet.has_shards && outlet.owes;
             outlet.owner.check()?; // a process that the user's function has forked returns here, too
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
-                Deal::Skip(target) if outlet.producers[target].owed() > 0 => outlet.make_again(py, target, &item)?,
-                Deal::Skip(target) => outlet.producers[target].skip(),
-                _ => {}
+                _ if outlet.producer(target).owed() > 0 => outlet.make_again(py, target, &item)?,
+                _ => outlet.producer(target).skip(),
             }
             if !is_owed {
                 outlet.dealing.advance(); // what is made again was in nobody's turn
@@ -246,7 +251,7 @@ impl Sender {
             }
         }
         if !outlet.ending {
-            (0..outlet.producers.len()).try_for_each(|reader| outlet.check_all_came_again(reader))?;
+            (0..outlet.dealing.count()).try_for_each(|target| outlet.check_all_came_again(target))?;
             outlet.ending = true;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
@@ -348,7 +353,7 @@ impl Sender {
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
-        let made: u64 = outlet.producers.iter().map(|producer| producer.account().items).sum();
+        let made: u64 = outlet.producers.iter().flat_map(Producer::accounts).map(|account| account.items).sum();
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
@@ -366,7 +371,7 @@ impl Sender {
         if len < OUT_OF_BAND {
             return Ok(None);
         }
-        let arena = &self.arenas[self.target.load(Relaxed)];
+        let arena = &self.arenas[self.link.load(Relaxed)];
         arena.reclaim().map_err(errors::corrupted)?;
         let Some(block) = arena.allocate(len) else { return Ok(None) };
         let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block) })?;

@@ -50,8 +50,6 @@ impl Mortal {
 pub struct Replacing {
     pub on_death: Py<PyAny>,
     pub on_replace: Py<PyAny>,
-    /// How many workers send over the links: link number i is of worker i modulo that.
-    pub workers: usize,
 }
 
 /// The processes that are watched while the reader waits. A worker watches none: it ends with main, and main tells it
@@ -102,8 +100,8 @@ impl DeathWatch {
 
     /// Returns the callbacks, if the dead are replaced.
     pub fn replacing(&self, py: Python<'_>) -> Option<Replacing> {
-        let Replacing { on_death, on_replace, workers } = self.replacing.as_ref()?;
-        Some(Replacing { on_death: on_death.clone_ref(py), on_replace: on_replace.clone_ref(py), workers: *workers })
+        let Replacing { on_death, on_replace } = self.replacing.as_ref()?;
+        Some(Replacing { on_death: on_death.clone_ref(py), on_replace: on_replace.clone_ref(py) })
     }
 
     pub fn replaces(&self) -> bool {

@@ -3,8 +3,8 @@
 Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
 of torch, and each shard draws from its own. So the generators are exchanged whenever another shard runs: 2.5 KB each.
 The public functions of the three libraries convert that to tuples and tensors, which takes up to 300 microseconds; the
-memory itself is copied in 2. Where it lies is tried out on other generators of the same classes. If that fails, as in a
-version that lays them out differently, the public functions are used.
+extension copies the memory itself in 0.3. Where it lies is tried out on other generators of the same classes. If that
+fails, as in a version that lays them out differently, the public functions are used.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import random
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torchdata._importing import loaded
+from torchdata._native import MemoryCopy
+from torchdata.datapipes._pipe.state import late_seeding
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.state.late_seeding import awaited_seeds, seed_now_or_when_imported
 
 __all__ = ["ShardGlobals", "one_at_a_time"]
 
@@ -38,9 +39,19 @@ _HEAD = 256
 #: Bytes of the normal number that NumPy keeps, and whether there is one.
 _GAUSS = 16
 
-#: Saves a generator, in the place of an earlier result if there is one; and loads what was saved.
-_Save = Callable[[Any], Any]
-_Load = Callable[[Any], None]
+
+class _Way(NamedTuple):
+    """How generators are saved and loaded.
+
+    Args:
+        memory: the parts of memory that are copied.
+        python: the generator of `random`, whose normal number is no part of them; None if it is not copied.
+        others: functions that save, and load, what is not copied.
+    """
+
+    memory: Sequence[memoryview] = ()
+    python: Any = None
+    others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
 
 
 #: Held by the thread that runs a shard.
@@ -71,29 +82,39 @@ class ShardGlobals:
     def __init__(self) -> None:
         #: Whether another shard runs.
         self.is_away = False
-        self._found: list[tuple[_Save, _Load]] = []
+        self._way = _Way()
+        self._copy: MemoryCopy | None = None
+        self._normal: float | None = None
         self._kept: list[Any] = []
         self._awaited: dict[str, int] = {}
         self._info: Any = None
 
     def leave(self) -> None:
         """Takes what the process has."""
-        self.is_away, found = True, _generators()
-        if found is not self._found:
-            self._found, self._kept = found, [None] * len(found)
-        for number, (save, _) in enumerate(found):
-            self._kept[number] = save(self._kept[number])
-        self._awaited = awaited_seeds()
-        module = sys.modules.get(_WORKER)
-        self._info = getattr(module, "_worker_info", None)
+        self.is_away, way = True, _generators()
+        if self._copy is not None and way is self._way:
+            self._copy.save()
+        else:
+            self._way, self._copy = way, MemoryCopy(way.memory)
+        if way.python is not None:
+            self._normal = way.python.gauss_next
+        if way.others:
+            self._kept = [save() for save, _ in way.others]
+        self._awaited = late_seeding.awaited
+        module: Any = sys.modules.get(_WORKER)
+        self._info = None if module is None else module._worker_info
 
     def enter(self) -> bool:
         """Gives it back to the process; returns whether torch's worker info was there."""
-        self.is_away = False
-        if self._awaited != awaited_seeds():
-            seed_now_or_when_imported(self._awaited)
-        for (_, load), saved in zip(self._found, self._kept, strict=True):
-            load(saved)
+        self.is_away, way = False, self._way
+        late_seeding.await_again(self._awaited)
+        if self._copy is not None:
+            self._copy.load()
+        if way.python is not None:
+            way.python.gauss_next = self._normal
+        if way.others:
+            for (_, load), saved in zip(way.others, self._kept, strict=True):
+                load(saved)
         if (module := sys.modules.get(_WORKER)) is not None:
             module._worker_info = self._info  # type: ignore[attr-defined]
         return self._info is not None
@@ -112,35 +133,37 @@ class ShardGlobals:
             others.enter()
 
 
-def _generators() -> list[tuple[_Save, _Load]]:
+def _generators() -> _Way:
     """How the generators of the libraries that are loaded are saved and loaded."""
     global _known
-    modules, (seen, found) = sys.modules, _known
+    modules, (seen_bits, seen_torch, found) = sys.modules, _known
     numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
-    state = getattr(numpy_random, "_rand", None)
-    bits = getattr(state, "_bit_generator", None)
     # A program may put another bit generator in place. A module that is imported now lacks its generator.
-    now = (bits, getattr(torch, "default_generator", None))
-    if now[0] is seen[0] and now[1] is seen[1] and found:
+    state = None if numpy_random is None else getattr(numpy_random, "_rand", None)
+    bits = None if state is None else state._bit_generator
+    torchs = None if torch is None else getattr(torch, "default_generator", None)
+    if found is not None and bits is seen_bits and torchs is seen_torch:
         return found
     python = _of_python()
-    found = [(lambda _: save_generators(), load_generators)] if python is None else [python]
+    ways = [_Way(others=((save_generators, load_generators),)) if python is None else python]
     if python is not None and bits is not None and loaded("numpy.random") is not None:
-        found.append(_of_numpy(state, bits))
-    if python is not None and now[1] is not None and loaded("torch") is not None:
-        found.append(_of_torch(now[1]))
-    _known = now, found
+        ways.append(_of_numpy(state, bits))
+    if python is not None and torchs is not None and loaded("torch") is not None:
+        ways.append(_of_torch(torchs))
+    memory, others = [part for way in ways for part in way.memory], [pair for way in ways for pair in way.others]
+    found = _Way(memory, ways[0].python, others)
+    _known = bits, torchs, found
     return found
 
 
-#: The generators of NumPy and torch that were met last, and the functions for them.
-_known: tuple[tuple[Any, Any], list[tuple[_Save, _Load]]] = (None, None), []
+#: The generators of NumPy and torch that were met last, and how they are saved.
+_known: tuple[Any, Any, _Way | None] = None, None, None
 
 
 # -- where they lie ------------------------------------------------------------------------------------------
 
 
-def _of_python() -> tuple[_Save, _Load] | None:
+def _of_python() -> _Way | None:
     if sys.implementation.name != "cpython":
         return None
     instance = random._inst
@@ -149,7 +172,7 @@ def _of_python() -> tuple[_Save, _Load] | None:
     return _python(instance)
 
 
-def _of_numpy(state: Any, bits: Any) -> tuple[_Save, _Load]:
+def _of_numpy(state: Any, bits: Any) -> _Way:
     numpy_random = importlib.import_module("numpy.random")
 
     def new(seed: int) -> Any:
@@ -159,10 +182,10 @@ def _of_numpy(state: Any, bits: Any) -> tuple[_Save, _Load]:
 
     if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, lambda one: repr(one.get_state(legacy=False))):
         return _numpy(state)
-    return lambda _: state.get_state(legacy=False), state.set_state
+    return _Way(others=((lambda: state.get_state(legacy=False), state.set_state),))
 
 
-def _of_torch(generator: Any) -> tuple[_Save, _Load]:
+def _of_torch(generator: Any) -> _Way:
     torch = sys.modules["torch"]
 
     def new(seed: int) -> Any:
@@ -173,10 +196,10 @@ def _of_torch(generator: Any) -> tuple[_Save, _Load]:
 
     if _is_copied(_torch, new, lambda one: one.get_state().numpy().tobytes()):
         return _torch(generator)
-    return lambda _: generator.get_state(), generator.set_state
+    return _Way(others=((generator.get_state, generator.set_state),))
 
 
-def _is_copied(of: Callable[[Any], tuple[_Save, _Load]], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
+def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
     """Whether the memory of one generator makes another one its equal.
 
     Args:
@@ -187,11 +210,13 @@ def _is_copied(of: Callable[[Any], tuple[_Save, _Load]], new: Callable[[int], An
     try:
         for first, second in ((1, 2), (2, 1)):
             one, other = new(first), new(second)
-            _, load = of(other)
-            save, _ = of(one)
+            to, way = of(other), of(one)
             if seen(one) == seen(other):
                 return False
-            load(save(None))
+            for mine, its in zip(way.memory, to.memory, strict=True):
+                its[:] = mine
+            if way.python is not None:
+                to.python.gauss_next = way.python.gauss_next
             if seen(one) != seen(other):
                 return False
     except Exception:
@@ -210,33 +235,13 @@ def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def _python(generator: Any) -> tuple[_Save, _Load]:
-    view = _memory(id(generator) + object.__basicsize__, _PLACE + _WORDS)
-
-    def save(saved: Any) -> Any:
-        words = bytearray(len(view)) if saved is None else saved[0]
-        words[:] = view
-        return words, generator.gauss_next
-
-    def load(saved: Any) -> None:
-        view[:], generator.gauss_next = saved
-
-    return save, load
+def _python(generator: Any) -> _Way:
+    return _Way((_memory(id(generator) + object.__basicsize__, _PLACE + _WORDS),), generator)
 
 
-def _numpy(state: Any) -> tuple[_Save, _Load]:
+def _numpy(state: Any) -> _Way:
     words = _memory(state._bit_generator.ctypes.state_address, _WORDS + _PLACE)
-    normal = _memory(id(state) + _gauss_offset(state.__class__), _GAUSS)
-
-    def save(saved: Any) -> Any:
-        kept, its_normal = saved or (bytearray(len(words)), bytearray(_GAUSS))
-        kept[:], its_normal[:] = words, normal
-        return kept, its_normal
-
-    def load(saved: Any) -> None:
-        words[:], normal[:] = saved
-
-    return save, load
+    return _Way((words, _memory(id(state) + _gauss_offset(state.__class__), _GAUSS)))
 
 
 @functools.cache
@@ -248,19 +253,9 @@ def _gauss_offset(cls: type[Any]) -> int:
     return raw.index(struct.pack("<qd", 1, 0.123456789)[8:]) - 8
 
 
-def _torch(generator: Any) -> tuple[_Save, _Load]:
+def _torch(generator: Any) -> _Way:
     address: int = generator._cdata
-    view = _memory(address + _words_offset() - _BEFORE, _TORCH)
-
-    def save(saved: Any) -> Any:
-        kept = bytearray(_TORCH) if saved is None else saved
-        kept[:] = view
-        return kept
-
-    def load(saved: Any) -> None:
-        view[:] = saved
-
-    return save, load
+    return _Way((_memory(address + _words_offset() - _BEFORE, _TORCH),))
 
 
 @functools.cache

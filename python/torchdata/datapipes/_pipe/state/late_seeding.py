@@ -16,15 +16,15 @@ from typing import Any
 
 from torchdata._importing import call_when_imported
 
-__all__ = ["awaited_seeds", "seed_now_or_when_imported", "seed_when_imported"]
+__all__ = ["await_again", "awaited", "awaited_seeds", "seed_now_or_when_imported", "seed_when_imported"]
 
 _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "torch": lambda torch, seed: torch.manual_seed(seed),
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not loaded, by their full names.
-_awaited: dict[str, int] = {}
+#: The seeds of modules that are not loaded, by their full names. Each shard of a process has a dict of its own.
+awaited: dict[str, int] = {}
 
 
 def seed_when_imported(seeds: Mapping[str, int]) -> None:
@@ -34,8 +34,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
         seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
             They replace the seeds of the previous epoch; an empty mapping removes them.
     """
-    _awaited.clear()
-    _awaited.update(seeds)
+    global awaited
+    awaited = dict(seeds)
     call_when_imported("seeds", {name: partial(_seed, name) for name in seeds})
 
 
@@ -47,12 +47,25 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
             _SEED[name](sys.modules[name], seed)
 
 
+def await_again(seeds: dict[str, int]) -> None:
+    """Puts the seeds of a shard in place that runs again. Modules that another shard has imported are seeded at once.
+
+    Args:
+        seeds: what `awaited` was when this shard ran last.
+    """
+    global awaited
+    awaited = seeds
+    if seeds and not sys.modules.keys().isdisjoint(seeds):
+        for name in [name for name in seeds if name in sys.modules]:
+            _seed(name, sys.modules[name])
+
+
 def awaited_seeds() -> dict[str, int]:
     """The seeds of modules that are not loaded yet, by their full names."""
-    return dict(_awaited)
+    return dict(awaited)
 
 
 def _seed(name: str, module: Any) -> None:
-    seed = _awaited.pop(name, None)
+    seed = awaited.pop(name, None)
     if seed is not None:
         _SEED[name](module, seed)

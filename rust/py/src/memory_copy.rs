@@ -1,0 +1,40 @@
+//! Copies of memory that Python objects own, to be put back there: the generators of random numbers of a shard, while
+//! another shard runs in its process.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+/// The bytes of writable buffers, saved and loaded by one call each.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct MemoryCopy {
+    /// By buffer, what was saved last.
+    parts: Mutex<Vec<(PyBuffer<u8>, Vec<u8>)>>,
+}
+
+impl MemoryCopy {
+    fn for_each(&self, act: impl FnMut(&mut (PyBuffer<u8>, Vec<u8>)) -> PyResult<()>) -> PyResult<()> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().try_for_each(act)
+    }
+}
+
+#[pymethods]
+impl MemoryCopy {
+    /// Saves what the buffers hold now.
+    #[new]
+    fn new(py: Python<'_>, buffers: Vec<PyBuffer<u8>>) -> PyResult<Self> {
+        let parts = buffers.into_iter().map(|buffer| buffer.to_vec(py).map(|saved| (buffer, saved)));
+        Ok(Self { parts: Mutex::new(parts.collect::<PyResult<_>>()?) })
+    }
+
+    /// Saves what the buffers hold now.
+    fn save(&self, py: Python<'_>) -> PyResult<()> {
+        self.for_each(|(buffer, saved)| buffer.copy_to_slice(py, saved))
+    }
+
+    /// Puts what was saved last back into the buffers.
+    fn load(&self, py: Python<'_>) -> PyResult<()> {
+        self.for_each(|(buffer, saved)| buffer.copy_from_slice(py, saved))
+    }
+}
