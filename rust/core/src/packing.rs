@@ -1,6 +1,6 @@
-//! Where the pieces of a packed row lie.
+//! The positions of pieces in a packed row.
 
-/// The places of tokens in their pieces: the numbers from 0 on, anew for each piece.
+/// The positions of tokens within their pieces, counted from 0 in each piece.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {
     let mut all = Vec::with_capacity(sizes.iter().map(|&size| size as usize).sum());
     for &size in sizes {
@@ -9,7 +9,7 @@ pub fn positions(sizes: &[u32]) -> Vec<i64> {
     all
 }
 
-/// The places at which pieces begin, and the end of the last one; None for a row of 2³¹ tokens or more.
+/// The start of each piece, and the end of the last one. None for a row of 2³¹ tokens or more.
 pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     let mut all = Vec::with_capacity(sizes.len() + 1);
     let mut end = 0_i32;
