@@ -1,25 +1,25 @@
-//! The places where a reader's waits are counted.
+//! The counters for the waits of a reader.
 
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// The counters of one reader; empty if nobody counts.
+/// The counters of one reader. Empty without statistics.
 #[derive(Default)]
 pub struct Meters {
     /// By peer: waits for its items.
     waits: Vec<WaitRef>,
     /// Waits for messages.
     idle: Option<WaitRef>,
-    /// Main's page.
+    /// The page of the main process.
     page: Option<PageRef>,
-    /// Whether no item of this epoch has come yet; of main alone.
+    /// Whether no item of this epoch has arrived yet. Only for the main process.
     first: bool,
 }
 
 impl Meters {
-    /// Counts on a page from now on; returns the flows, by peer. See `Collector.count_into`.
+    /// Counts on a page from now on. Returns the flows, by peer. See `Collector.count_into`.
     pub fn count_into(
         &mut self,
         board: &PyStatsBoard,
@@ -34,25 +34,25 @@ impl Meters {
         Ok(flows)
     }
 
-    /// Counts waits for messages as times at which the process of that page is idle.
+    /// Counts waits for messages as idle time of the process with that page.
     pub fn count_idle(&mut self, board: &PyStatsBoard, page: usize) -> PyResult<()> {
         self.idle = Some(board.page(page)?.idle());
         Ok(())
     }
 
-    /// Notes that a stream begins.
+    /// Records that a stream begins.
     pub fn begin(&mut self) {
         self.first = self.page.is_some();
     }
 
-    /// Notes that a unit of it has come.
+    /// Records that a unit of the stream has arrived.
     #[inline]
     pub fn came(&mut self) {
         self.first = false;
     }
 
-    /// Returns the counter of a wait for `peer`. The wait for main's first item is counted elsewhere (see
-    /// `IteratorGuard`).
+    /// Returns the counter for a wait for `peer`. In the main process, the wait for the first item is counted
+    /// separately (see `IteratorGuard`).
     pub fn wait(&self, peer: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(peer.unwrap_or(0));
@@ -63,7 +63,7 @@ impl Meters {
         None
     }
 
-    /// Returns the counter of waits for messages.
+    /// Returns the counter for waits for messages.
     pub fn idle(&self) -> Option<&WaitRef> {
         self.idle.as_ref()
     }

@@ -1,7 +1,7 @@
-//! The senders as their reader knows them, and the units that left their rings before they were delivered.
+//! The reader's state of its senders, and the units that were taken from their rings before they were delivered.
 //!
-//! Runs in the thread that reads. A unit leaves its ring when its peer has the turn, or earlier: to let a peer go on
-//! for which another one waits, or because the process behind the ring has died.
+//! This runs in the reading thread. A unit is taken from its ring when its peer has the turn, or earlier: to allow a
+//! peer to continue that another one waits for, or after the process of the ring has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use super::kinds as kind;
 use super::snapshots;
 use crate::errors;
 
-/// A unit that was taken out of its ring.
+/// A unit that was taken from its ring.
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether it was counted: its sender may have made another one for it.
+    /// Whether it was counted, so that its sender may have computed another item.
     pub counted: bool,
 }
 
 impl Taken {
-    /// Bytes of this process's own memory, and of a sender's, that the unit takes up.
+    /// Bytes of memory of this process and of the sender that the unit uses.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
@@ -38,29 +38,29 @@ impl Taken {
 /// One sender.
 pub struct Peer {
     pub consumer: Consumer,
-    /// Units that were taken out of the ring before their turn, or could not be decoded yet.
+    /// Units that were taken before their turn, or could not be decoded yet.
     taken_in: VecDeque<Taken>,
 }
 
 impl Peer {
-    /// Returns whether there is something to deliver. A corrupted ring counts as ready: taking from it reports the
+    /// Returns whether a unit can be delivered. A corrupted ring counts as ready, so that taking from it reports the
     /// error.
     #[inline]
     fn is_ready(&mut self) -> bool {
         !self.taken_in.is_empty() || self.has_arrived()
     }
 
-    /// Returns whether something waits in the ring.
+    /// Returns whether a unit is pending in the ring.
     pub fn has_arrived(&mut self) -> bool {
         self.consumer.readable().unwrap_or(true)
     }
 
-    /// Returns whether a unit was taken out of the ring and not delivered.
+    /// Returns whether a unit was taken from the ring and not delivered.
     pub fn has_taken_in(&self) -> bool {
         !self.taken_in.is_empty()
     }
 
-    /// Returns whether what is leased leaves room for more leases; else buffers are copied out of the sender's memory.
+    /// Returns whether more memory may be leased. Otherwise buffers are copied from the memory of the sender.
     fn may_lease(&self) -> bool {
         !self.consumer.should_copy(0)
     }
@@ -74,29 +74,30 @@ impl Peer {
     }
 }
 
-/// The memory in units that were taken in before their turn.
+/// The memory of units that were taken before their turn.
 struct Surplus {
     bytes: u64,
-    /// The most bytes of which nothing is said.
+    /// The number of bytes above which a warning is given.
     most: u64,
-    /// Whether it was said in this epoch.
+    /// Whether a warning was given in this epoch.
     said: bool,
-    /// Called with (peer that is waited for, peer taken in, bytes) when it is more; warns.
+    /// Called with (awaited peer, received peer, bytes) to warn.
     on_surplus: Option<Py<PyAny>>,
 }
 
-/// All senders, and the unit in hand.
+/// All senders, and the current unit.
 pub struct Peers {
     all: Vec<Peer>,
-    /// Items that each may be ahead.
+    /// The number of items that each may be ahead.
     window: u64,
-    /// Whether they were told to halt.
+    /// Whether the peers were paused.
     paused: bool,
-    /// The only one whose items wake this process; None: those of all do.
+    /// The only peer whose items wake this process, or None if all do.
     awaited: Option<usize>,
-    /// Whether one has starved in this epoch, whom items of others may help on. From then on those of all wake.
+    /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
+    /// peers wake this process.
     has_starved: bool,
-    /// The unit taken last, or a place for the next.
+    /// The last unit taken. Reused for the next one.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -139,7 +140,7 @@ impl Peers {
         self.all.iter_mut().for_each(|peer| peer.taken_in.clear());
     }
 
-    /// Begins a stream, which has begun already, with a window of 0, if it was `looked_into`.
+    /// Begins a stream. If it was `looked_into`, it has already begun with a window of 0.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         for peer in &mut self.all {
@@ -152,7 +153,7 @@ impl Peers {
         }
     }
 
-    /// Tells the peers to halt or to go on, unless they were told.
+    /// Pauses or resumes the peers, unless this was already done.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -164,7 +165,7 @@ impl Peers {
         self.all.iter_mut().for_each(|peer| peer.consumer.set_window(window));
     }
 
-    /// Returns the next step: to deliver from a peer, or else to take in from one, or to wait.
+    /// Returns the next step: deliver from a peer, receive from one early, or wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut self.all);
@@ -181,12 +182,12 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // and another look, as something may have come before this was said
+            self.await_all(); // then check again, because a unit may have arrived before this was set
         }
     }
 
-    /// Lets only items of this peer wake this process from now on, unless another may starve. In a loader of many
-    /// workers all others would wake it in vain.
+    /// Lets only items of this peer wake this process, unless a peer may starve. With many workers, items of the others
+    /// would wake it needlessly.
     pub fn await_one(&mut self, peer: usize) {
         match self.awaited {
             None if self.has_starved => return,
@@ -205,13 +206,13 @@ impl Peers {
         }
     }
 
-    /// Returns the peer to deliver from, or the end; takes nobody in.
+    /// Returns the peer to deliver from, or the end. Receives nothing early.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.all[peer].is_ready(), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current one; returns whether there was one.
+    /// Makes the next unit of a peer the current one. Returns whether there was one.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         let Peer { consumer, taken_in } = &mut self.all[peer];
@@ -231,13 +232,13 @@ impl Peers {
         self.all[peer].taken_in.push_front(taken);
     }
 
-    /// Returns whether the current unit's buffers may stay in the memory of their sender.
+    /// Returns whether the buffers of the current unit may stay in the memory of their sender.
     #[inline]
     pub fn may_lease(&self, peer: usize) -> bool {
         self.all[peer].may_lease()
     }
 
-    /// Notes that the current unit was delivered, by copies of its leases unless those were handed on (`leased`).
+    /// Records that the current unit was delivered. If `leased` is false, its leases were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         if !leased && !self.current.unit.buffers.is_empty() {
@@ -246,15 +247,15 @@ impl Peers {
         if !self.current.counted {
             self.all[peer].consumer.item_taken();
         }
-        self.current.unit.buffers.clear(); // the item alone keeps what it leases
+        self.current.unit.buffers.clear(); // only the item holds its leases
     }
 
-    /// Returns the peer to take in from, because another one starves.
+    /// Returns the peer from which to receive early, because another peer starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
         collecting.to_take_in(|peer| self.all[peer].has_arrived(), |peer| starving[peer])
     }
 
-    /// Takes one unit of a peer out of its ring before its turn.
+    /// Takes one unit of a peer from its ring before its turn.
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let one = &mut self.all[peer];
         let may_lease = one.may_lease();
@@ -263,7 +264,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The sender's memory is for what is in flight: this may stay for long.
+            // The memory of the sender is for units in flight, but this unit may stay for long.
             one.count_copies(&unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -295,14 +296,15 @@ impl Peers {
         Ok(())
     }
 
-    /// Says of how many bytes on, and to whom, it is told that more were taken in than should be.
+    /// Sets the callback for a warning, and the number of bytes above which it is called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// Takes in from some peers, and lets them make more, while another one starves.
+    /// Receives items of some peers early, and allows them to compute more, while another peer starves.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // The turn's own items do not end this: main waits for an answer, which comes behind the next item.
+        // Items of the peer that has the turn do not end this, because the main process waits for an answer that
+        // follows the next item.
         let starving: Vec<bool> = self.all.iter().map(|peer| peer.consumer.starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -314,10 +316,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Takes in all that a dead peer had committed, and returns the snapshots among it.
+    /// Takes all units that an exited peer had published, and returns the snapshots among them.
     pub fn drain(&mut self, peer: usize) -> PyResult<VecDeque<Taken>> {
         loop {
-            // The memory is nobody else's any more: leases into it may stay.
+            // The process of this memory has exited, so leases can stay.
             let mut unit = Unit::default();
             if !self.all[peer].consumer.take(&mut unit).map_err(errors::take)? {
                 break;
@@ -333,14 +335,14 @@ impl Peers {
         Ok(snapshots)
     }
 
-    /// Adds the items that were taken in, and not delivered, to those that were delivered.
+    /// Adds the items that were received but not delivered to those that were delivered.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.all[peer].taken_in.iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));
         delivered
     }
 
-    /// Returns whether the last unit of a peer's stream was taken in.
+    /// Returns whether the last unit of a peer's stream was received.
     pub fn has_last(&self, peer: usize) -> bool {
         self.all[peer].taken_in.iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
     }
@@ -349,7 +351,7 @@ impl Peers {
         visit.call(&self.surplus.on_surplus)
     }
 
-    /// Gives the callback away, to be dropped.
+    /// Takes the callback, to be dropped by the caller.
     pub fn clear(&mut self) -> Option<Py<PyAny>> {
         self.surplus.on_surplus.take()
     }
