@@ -96,7 +96,8 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle with which the producer process tells the consumer, which has the bell `peer`, that it starves.
+    /// Returns a handle with which the producer process reports starvation to the consumer. `peer` is the bell of the
+    /// consumer.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
