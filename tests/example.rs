@@ -1,4 +1,4 @@
-//! Examples out of protocol buffers: against an encoder, and against bytes that nobody encoded.
+//! Reads examples from protocol buffers: encoded ones and random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, Kind};
@@ -25,7 +25,7 @@ enum Values {
     Integers(Vec<i64>),
 }
 
-/// A feature, with its numbers in one packed list or one by one.
+/// A feature with its numbers in one packed list, or one by one.
 fn encoded(values: &Values, packed: bool) -> Vec<u8> {
     let one_by_one = |number: u64, wire: u64, parts: Vec<Vec<u8>>| {
         let tagged: Vec<Vec<u8>> = parts.into_iter().map(|part| [varint(number << 3 | wire), part].concat()).collect();

@@ -1,6 +1,6 @@
-//! Every interleaving of sleepers and ringers, as loom sees memory: no wake-up is lost.
+//! Explores all interleavings of sleepers and ringers with loom: no wake-up is lost.
 //!
-//! The sleep has no timeout here, so that a lost wake-up is a deadlock, which loom reports.
+//! Sleeps have no timeout here, so a lost wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// A futex as the kernel implements it: comparing and going to sleep are one step for those who wake.
+/// A futex like that of the kernel: comparing and going to sleep are atomic with respect to wake-ups.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,7 +41,7 @@ impl Parker for Futex {
     }
 }
 
-/// A process's bell and the way it sleeps.
+/// The bell of a process and the way it sleeps.
 struct Process {
     bell: Bell,
     futex: Futex,
@@ -170,7 +170,7 @@ fn a_sleeper_that_leaves_takes_no_other_ones_ring_with_it() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // Finds at its last look that there is nothing to wait for, and goes again.
+        // Its last check finds that there is nothing to wait for, so it leaves.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });

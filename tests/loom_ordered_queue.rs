@@ -1,6 +1,7 @@
-//! Every interleaving of workers, a consumer and threads that hold the queue: nobody sleeps for ever.
+//! Explores all interleavings of workers, a consumer and threads that hold the queue: no thread sleeps forever.
 //!
-//! loom's sleeps have no timeout, so that a wake-up that is lost, which a slice would hide, is a deadlock, which loom reports.
+//! In loom, sleeps have no timeout. A lost wake-up, which a time slice would hide, is therefore a deadlock, which loom
+//! reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -17,7 +18,7 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve}
 
 const EVER: Duration = Duration::MAX;
 
-/// A queue, and how many workers are at its source: 0 or 1.
+/// A queue, and the number of workers at its source: 0 or 1.
 struct Shared {
     queue: OrderedQueue<usize>,
     making: AtomicUsize,
@@ -34,7 +35,7 @@ impl Shared {
         Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
     }
 
-    /// Makes items until there are so many, in whichever of the threads that call this.
+    /// Computes items until `count` is reached, in any of the threads that call this.
     fn produce(&self, count: usize) {
         loop {
             let slot = match self.queue.reserve(EVER) {
@@ -67,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// Makes so many items, each of which it hands over to whoever claims it.
+    /// Takes `count` items from the source, and submits each of them for other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {
@@ -85,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Takes items that were handed over, up to two at a time, until no more will come. Gives the second one back once.
+    /// Claims up to two submitted items at a time until there are no more. Returns the second one once.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
@@ -115,7 +116,7 @@ impl Shared {
     }
 }
 
-/// Runs `test` in every interleaving in which no thread is preempted more than so often.
+/// Runs `test` in all interleavings with at most this many preemptions.
 fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let _watchdog = watchdog(600);
     let mut builder = Builder::new();

@@ -1,4 +1,4 @@
-//! The ordered queue: order, bounds, holds, closing, errors and looks at what is buffered, alone and between threads.
+//! The ordered queue: order, bounds, holds, closing, errors and views of buffered items, in one thread and several.
 
 #![cfg(not(loom))]
 
@@ -30,7 +30,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Makes `count` items in a thread, counting them, until somebody closes.
+/// Computes `count` items in a thread, and counts them, until the queue is closed.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);
@@ -102,7 +102,7 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
                 let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
                 thread::spawn(move || {
                     while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
-                        let item = source.load(Ordering::Relaxed); // one worker is here at a time
+                        let item = source.load(Ordering::Relaxed); // one worker at a time runs this
                         source.store(item + 1, Ordering::Relaxed);
                         if item >= 2_000 {
                             queue.put(slot, Outcome::End(None));
@@ -266,7 +266,7 @@ fn a_worker_that_has_left_the_source_is_not_waited_for_and_keeps_its_slot() {
     let slot = reserved(&queue);
     let still = queue.hold();
     queue.leave_source(slot);
-    queue.leave_source(slot); // once is enough
+    queue.leave_source(slot); // repeating this has no effect
     assert!(still.wait(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));

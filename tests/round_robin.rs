@@ -1,9 +1,9 @@
-//! The dispatcher's turns against a naive model that keeps a list of who is live.
+//! The turns, compared with a simple model that keeps a list of active peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;
 
-/// The live peers in the order of their turns: the first one is next.
+/// The active peers in the order of their turns.
 #[derive(Debug)]
 struct Model {
     peers: usize,

@@ -1,4 +1,4 @@
-//! Records of TFRecord files, whole, in pieces, cut short and damaged.
+//! Reads records of TFRecord files: whole, in pieces, truncated and damaged.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
@@ -9,7 +9,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Reads a file that arrives in pieces of `piece` bytes: the records, and the error that ended them.
+/// Reads a file in pieces of `piece` bytes. Returns the records, and the final error.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }

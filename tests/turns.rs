@@ -1,4 +1,4 @@
-//! Turns that a waiter gives away: all of them while they help, and none for long while strangers take them.
+//! Yielding in waits: the full number of times while it helps, and rarely while unrelated threads use the time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -6,12 +6,12 @@ use torchdata_core::process::turns::Turns;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 
-/// Waits one after the other on a clock of their own.
+/// Successive waits with a simulated clock.
 struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    /// How long all turns have lasted, and how many waits gave none away.
+    /// The total duration of all yields, and the number of waits without yields.
     given: u64,
     without: u64,
 }
@@ -21,8 +21,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// A wait in which turn number `helps` ends it, if so many are given, and each lasts for `turn`. Otherwise it sleeps
-    /// for `sleep`.
+    /// A wait that ends after yield number `helps`, if it yields that often; each yield takes `turn`. Otherwise it
+    /// sleeps for `sleep`.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -131,8 +131,8 @@ fn turns_are_given_again_when_the_stranger_is_gone() {
 }
 
 proptest! {
-    /// However turns, work and sleeps are mixed, strangers' turns take an eighth of the time at most, and what may be
-    /// owed. A turn of a millisecond is no stranger's.
+    /// In all mixtures of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
+    /// plus the maximum uncompensated time. A yield of one millisecond does not count as one to an unrelated thread.
     #[test]
     fn what_strangers_take_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

@@ -1,8 +1,9 @@
-//! Dispatching to workers on other machines: the dispatching process stays on main's, and each worker has a second lane.
+//! Dispatching to workers on other machines: the dispatching process runs on the machine of the main process, and each
+//! worker has a second lane.
 //!
-//! A lane carries items from the dispatching process's copy of a link to the worker's own, and that one's grants back. Up
-//! to two frames are on their way in either direction. Frames that have arrived wait until the worker's ring has room, and
-//! then main sends no others. Nobody learns of a death by a lane: it stands still.
+//! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
+//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has room, and
+//! meanwhile the main process sends no others. A lane does not detect exits; it stops.
 
 use std::collections::VecDeque;
 
@@ -13,15 +14,15 @@ use super::memory::Unit;
 use super::shared::Shared;
 use super::world::{Act, Doing, Main, Setting, Take, World};
 
-/// What lies between the dispatching process and a worker on another machine.
+/// The connection between the dispatching process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
     /// Grants, each with its count.
     up: VecDeque<(u64, u32)>,
-    /// Units that have arrived at the host, for which there was no room.
+    /// Units that have arrived at the host while there was no room.
     arrived: VecDeque<Unit>,
-    /// The grant that was sent last.
+    /// The last grant sent.
     said: (u64, u32),
 }
 
@@ -79,14 +80,14 @@ impl Setting {
         }
     }
 
-    /// Lanes without anything on them.
+    /// Creates empty lanes.
     pub fn fresh_lanes<const MOST: usize>(&self) -> Shared<Lane, MOST> {
         (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
     }
 }
 
 impl World {
-    /// A lane for a process that takes a worker's place.
+    /// A lane for the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
             let before = std::mem::replace(&mut self.elsewhere.lanes[index], Lane::new());

@@ -1,8 +1,10 @@
-//! The protocol between main, workers and the dispatching process, in every interleaving of small loaders.
+//! Explores the protocol between the main process, workers and the dispatching process, in all interleavings of small
+//! loaders.
 //!
-//! Checked in each: no deadlock; from every state an end can be reached; no item is lost, doubled or delivered to
-//! another epoch or out of order; an epoch that ends without error is complete; a death is an error. And the checker
-//! itself is checked: with the rules as they were before a defect was mended, it must find that defect.
+//! Each exploration checks that there is no deadlock, and that an end can be reached from every state. No item is lost,
+//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
+//! exit of a process is an error. The checker itself is tested too: with a rule as it was before a defect was fixed, it
+//! must find that defect.
 
 mod carrying;
 mod child;
@@ -54,7 +56,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// The events, one kind at a time: each at every moment at which it can happen.
+/// The possible events, one kind at a time. Each can happen at any moment.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -63,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // A look is no duty, so that this is breaking without one, too.
+        // Looking is optional, so this also covers breaking without it.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -80,7 +82,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item leaves no room for a second one: with windows of one item that changes nothing.
+    // A large item leaves no room for a second one. With windows of one item, that makes no difference.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -151,13 +153,13 @@ fn three_workers_and_the_dispatching_process_with_more_items() {
 
 // ---- the checker finds what was wrong -----------------------------------------------------------------------------
 
-/// The fault that exploring finds with one rule as it was.
+/// Returns the fault that exploring finds with an old version of one rule.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
     assert!(explore(&setting).is_ok(), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Places checked by other rules must be checked again.
+    // Positions checked under other rules must be checked again.
     let found = explore(&Setting { rules, checked: RefCell::default(), ..setting })
         .expect_err("the old rule is found to be wrong");
     found.lines().next().unwrap_or_default().to_owned()

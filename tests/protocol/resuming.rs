@@ -1,15 +1,15 @@
-//! Snapshots, places, going on from them and replacing the dead, in every interleaving.
+//! Explores snapshots, positions, resuming and replacing in all interleavings.
 //!
-//! Checked besides what always is: whatever state is asked for, at any moment, names snapshots of this epoch that are
-//! not beyond what the user was given, a dispatching process's that no worker's reading is before, and what would be
-//! made from there on is what was to follow; nothing is forgotten that may be asked for; what is made again is what the
-//! reader has.
+//! In addition to the general checks, every state that can be requested at any moment is checked. It contains snapshots
+//! of the current epoch, which are not later than the items that the user received. Its snapshot of the dispatching
+//! process is not later than the position of any worker. The items computed from there are the expected ones, nothing
+//! that may be requested is forgotten, and recomputed items are equal to those of the reader.
 
 use super::explore::explore;
 use super::setting;
 use super::world::{PRESENT, Rules, Setting};
 
-/// Loaders of one epoch, with short books and snapshots at any moments.
+/// Loaders with one epoch, short logs, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
 }
@@ -74,7 +74,7 @@ fn dispatched_items_go_on_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // One of each, so that there are places with the dispatching process's.
+    // One snapshot of each kind, so that there are positions with one of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }
@@ -140,14 +140,14 @@ fn larger_loaders_go_on_and_are_replaced() {
 
 // ---- the checker finds what was wrong, and what would be ----------------------------------------------------------
 
-/// The fault that exploring finds with one rule as it was, or as it might have been.
+/// Returns the fault that exploring finds with an old or hypothetical version of one rule.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
     let present = explore(&setting).map(|explored| println!("{expected}: {explored}"));
     assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Places checked by other rules must be checked again.
+    // Positions checked under other rules must be checked again.
     let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
     assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
 }

@@ -1,4 +1,4 @@
-//! The promises of hub and members, explored: every order of events of a small job, with a death at every step.
+//! Explores the guarantees of hub and members: all orders of events in a small job, with a fault at every step.
 
 mod explored;
 mod over_sockets;
@@ -53,7 +53,7 @@ mod judged {
     use torchdata_core::ranks::message::Message;
     use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
-    /// A hub of three ranks behind the opening.
+    /// A hub of three ranks after the opening.
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);
