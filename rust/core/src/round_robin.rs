@@ -11,11 +11,9 @@
 pub struct RoundRobin {
     /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,
-    /// The number of active peers.
     live: usize,
     /// The peer that has the turn: an active one, if there is any.
     current: usize,
-    /// Whether the order is strict.
     in_order: bool,
 }
 

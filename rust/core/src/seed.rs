@@ -36,7 +36,6 @@ pub struct SeedGenerator {
     worker: ChaCha12Rng,
 }
 
-/// Creates a stream with a key of four words.
 fn stream(words: [u64; 4]) -> ChaCha12Rng {
     let mut key = [0; 32];
     for (bytes, word) in key.chunks_exact_mut(8).zip(words) {

@@ -8,7 +8,6 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use torchdata_core::error::OpenError;
 
-/// Duplicates a descriptor that Python owns.
 pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
@@ -32,7 +31,6 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
 impl OwnedDescriptor {
-    /// Duplicates the descriptor.
     pub fn copy(&self) -> Result<OwnedFd, OpenError> {
         let copy = self.held().as_ref().map(OwnedFd::try_clone);
         copy.unwrap_or(Err(io::ErrorKind::InvalidInput.into())).map_err(OpenError::watch)

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The longest time without checking signals.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 /// The durations of the slices of a wait: the first one, and the maximum, up to which they double.
@@ -25,7 +24,6 @@ impl Slices {
     /// Slices for a sleep that the event almost always ends. The first one is short, because a producer that was fast
     /// and becomes slow may publish a few items without ringing (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
-    /// Slices for polling.
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 

@@ -35,7 +35,6 @@ pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     drop(before); // outside of the cells, because dropping may run other code
 }
 
-/// Waits for the lock, within `fork`.
 extern "C" fn wait_before_fork() {
     if TAKE.with_borrow(Option::is_some) {
         Python::attach(wait); // `os.fork` holds the GIL
@@ -56,7 +55,6 @@ fn wait(py: Python<'_>) {
     }
 }
 
-/// Registers the hook.
 pub fn register() -> PyResult<()> {
     // SAFETY: `wait_before_fork` does nothing unless a thread with the GIL has requested it, and never unwinds.
     match unsafe { libc::pthread_atfork(Some(wait_before_fork), None, None) } {

@@ -20,7 +20,6 @@ use pyo3::types::{PyCapsule, PyString};
 #[derive(Debug, Clone, Copy)]
 pub struct NumPy(NonNull<*const c_void>);
 
-/// The table, once it was found.
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Whether this is NumPy 2, in which dtypes have another layout.
@@ -121,7 +120,6 @@ impl NumPy {
         unsafe { self.0.as_ptr().add(index).cast::<T>().read() }
     }
 
-    /// The class of arrays.
     pub fn array_class(self) -> *mut ffi::PyTypeObject {
         // SAFETY: PyArray_Type.
         unsafe { self.entry(2) }

@@ -72,7 +72,6 @@ impl PyObedience {
         self.with(|obedience| obedience.expect(number));
     }
 
-    /// Whether an epoch runs.
     #[getter]
     fn runs(&self) -> bool {
         self.with(|obedience| obedience.runs())
@@ -115,7 +114,6 @@ impl PyReplacing {
         Self { replacing, workers, children: workers + usize::from(dispatches) }
     }
 
-    /// Records that an epoch begins.
     fn begin(&self) {
         self.with(Replacing::begin);
     }
@@ -191,7 +189,6 @@ impl PyCalls {
     /// The position of a child that runs no epoch: after all items.
     #[classattr]
     const BETWEEN: u64 = BETWEEN;
-    /// An unknown position.
     #[classattr]
     const UNTOLD: u64 = UNTOLD;
 

@@ -53,7 +53,6 @@ fn seconds(value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Takes ownership of a descriptor.
 fn owned(descriptor: RawFd) -> PyResult<OwnedFd> {
     if descriptor < 0 {
         return Err(PyValueError::new_err(format!("not a descriptor: {descriptor}")));
@@ -127,7 +126,6 @@ impl PyMeeting {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
 
-    /// Starts sending heartbeats.
     fn serve(&self) -> PyResult<()> {
         Ok(self.get()?.serve()?)
     }
@@ -155,7 +153,6 @@ impl PyMeeting {
         Ok(self.get()?.verdict().map(blame))
     }
 
-    /// The descriptors of the connections.
     fn descriptors(&self) -> PyResult<Vec<RawFd>> {
         Ok(self.get()?.descriptors())
     }

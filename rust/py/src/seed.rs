@@ -48,7 +48,6 @@ impl PySeedGenerator {
         PyBytes::new(py, &self.lock().export())
     }
 
-    /// Restores an exported state.
     #[staticmethod]
     fn from_state(state: &[u8]) -> PyResult<Self> {
         SeedGenerator::import(state)

@@ -33,18 +33,15 @@ struct Holders {
 struct Allocator {
     /// Free extents, as offset and length. Adjacent extents are always merged.
     free: BTreeMap<u64, u64>,
-    /// Allocated blocks by offset.
     taken: HashMap<u64, Holders>,
     /// The maximum number of allocated blocks, which is the capacity of the return ring.
     most: usize,
     in_use: u64,
     peak: u64,
-    /// The counters that mirror this state.
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
     /// Whether pages can be returned. Cleared after the first failure, because some file systems do not support holes.
     punches: bool,
-    /// The cursor of the return ring.
     returns: ConsumerCursor,
 }
 
@@ -105,7 +102,6 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the free ranges that have become idle.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         for idle in self.idle_chunks.take_idle(now) {

@@ -91,7 +91,6 @@ impl Frame {
     }
 }
 
-/// A unit in a frame.
 struct Carried<'a> {
     stream: Stream,
     kind: u16,

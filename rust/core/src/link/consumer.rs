@@ -75,13 +75,11 @@ pub struct Consumer {
     /// Bytes joined from fragments, for the next unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The last grant that was stored.
     told: Grant,
     /// Whether the next unit belongs to a later stream. Nothing is readable until that stream begins.
     early: bool,
     /// Whether items of this link wake this process.
     wanted: bool,
-    /// Items taken in this stream.
     taken: u64,
     /// Items taken since the last check whether to wake the producer.
     unrung: u64,
@@ -119,7 +117,6 @@ impl Consumer {
         }
     }
 
-    /// The bell of the producer process.
     pub(super) fn peer(&self) -> &BellRef {
         &self.peer
     }

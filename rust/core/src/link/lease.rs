@@ -24,7 +24,6 @@ pub(super) struct Returns {
     generation: u64,
 }
 
-/// Blocks to return.
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
@@ -46,12 +45,10 @@ impl Returns {
         }
     }
 
-    /// Total bytes of the leases.
     pub(super) fn bytes(&self) -> u64 {
         self.leased.load(Ordering::Relaxed)
     }
 
-    /// The number of leases.
     pub(super) fn count(&self) -> u64 {
         self.leases.load(Ordering::Relaxed)
     }

@@ -68,7 +68,6 @@ pub struct Producer {
     /// Groups of items with blocks, in this stream, that the consumer had not taken at the last check: the ring
     /// position after each group, and the bytes of its blocks.
     ahead: VecDeque<(u64, u64)>,
-    /// The sum of these bytes.
     ahead_bytes: u64,
     sending: Sending,
     /// Items sent in this epoch or pass, including earlier runs of it.
@@ -77,10 +76,8 @@ pub struct Producer {
     streaming: bool,
     /// Decides when the arena is checked for idle pages.
     clock: SampledClock,
-    /// Totals.
     items: u64,
     bytes: u64,
-    /// The counters that mirror all statistics.
     flow: FlowRef,
 }
 

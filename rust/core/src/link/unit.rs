@@ -30,7 +30,6 @@ pub unsafe fn sampled_len(data: *const u8, len: usize) -> u64 {
     len as u64 | unsafe { sample(data, len) } << LEN_BITS
 }
 
-/// Returns the length without the sample.
 #[inline]
 pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
@@ -51,7 +50,6 @@ pub(crate) struct UnitHeader {
 
 /// Three words: total and checksum; payload, kind and blocks; epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
-/// Bytes of an entry in the block table.
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// Set in the total length of padding. Lengths are multiples of 8.
 const PAD: u32 = 1;

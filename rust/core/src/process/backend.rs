@@ -52,7 +52,6 @@ pub fn portable() -> bool {
     choice() != Choice::Linux
 }
 
-/// Returns the system for this process.
 pub(super) fn system() -> &'static dyn System {
     #[cfg(target_os = "linux")]
     if !portable() {

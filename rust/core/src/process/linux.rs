@@ -24,7 +24,6 @@ pub(super) fn is_whole() -> bool {
     is_there(memfd_create("torchdata", flags)) && is_there(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()))
 }
 
-/// The Linux implementation.
 pub(super) struct Linux;
 
 impl System for Linux {

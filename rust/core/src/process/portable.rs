@@ -12,7 +12,6 @@ use memmap2::MmapRaw;
 
 use super::system::System;
 
-/// The portable implementation.
 pub(super) struct Portable;
 
 impl System for Portable {

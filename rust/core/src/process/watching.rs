@@ -49,7 +49,6 @@ pub const CUT: u8 = 4;
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
-    /// The thread of the last call.
     thread: AtomicU64,
     signs: AtomicU8,
 }
@@ -144,11 +143,8 @@ struct State {
     /// Whether the thread should exit, and whether it is running.
     stop: bool,
     running: bool,
-    /// Threads that wait for its exit.
     stoppers: Vec<Unparker>,
-    /// The number of forks in progress.
     forks: u32,
-    /// The thread id of the kernel.
     number: u64,
 }
 
@@ -159,7 +155,6 @@ impl State {
     }
 }
 
-/// The watching thread.
 struct Watcher {
     thread: JoinHandle<()>,
     /// Wakes the thread to read the state again.
@@ -174,7 +169,6 @@ pub struct Watch {
 }
 
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether the process is exiting.
 static OVER: AtomicBool = AtomicBool::new(false);
 
 /// The watch of this process. Its thread calls `tell` without holding a lock.

@@ -85,7 +85,6 @@ const LOOK_BACK: usize = 64;
 /// The length of the log if it is unknown how many items the user has received.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
-/// The length of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Memory {
     /// Deliveries besides those that the user has not received yet.
@@ -100,7 +99,6 @@ pub struct Books<S> {
     peers: Vec<Peer<S>>,
     /// The latest deliveries: the peer, and its account before the delivery.
     log: VecDeque<(u32, Account)>,
-    /// Items delivered in this run.
     total: u64,
     /// Snapshots of the dispatching process, ordered by age.
     dealt: VecDeque<Dealt<S>>,
@@ -244,7 +242,6 @@ impl<S> Books<S> {
         self.dealt.iter().rev().find(is_before)
     }
 
-    /// By peer, the share in its oldest snapshot.
     fn oldest_shares(&self) -> Vec<Share> {
         let share = |peer: &Peer<S>| peer.snapshots.front().map_or(Share::default(), |one| one.share);
         self.peers.iter().map(share).collect()

@@ -29,7 +29,6 @@ enum Met {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Noted {
     number: u64,
-    /// By child.
     met: Vec<Met>,
 }
 

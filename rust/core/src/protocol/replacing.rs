@@ -11,7 +11,6 @@ pub const TRIES: usize = 3;
 struct Deaths {
     /// The epoch, and the number of items received.
     at: (u32, u64),
-    /// The process that exited last.
     process: Option<u64>,
     count: usize,
 }

@@ -6,16 +6,14 @@ use std::time::Instant;
 use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
-/// The state of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
-    /// The member has never connected.
     Empty,
     /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
-    Taken { heard: Option<Instant> },
-    /// The member has left regularly.
+    Taken {
+        heard: Option<Instant>,
+    },
     Parted,
-    /// The connection of the member broke.
     Dead,
 }
 

@@ -6,7 +6,6 @@ use std::time::Instant;
 use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
-/// The rank of the hub.
 const HUB: u32 = 0;
 
 /// The state of a rank that is connected to the hub and has identified itself.
@@ -17,7 +16,6 @@ pub struct Member {
     operation: u64,
     /// The time of the last message from the hub, or None before its first heartbeat.
     heard: Option<Instant>,
-    /// Whether the hub has left regularly.
     parted: bool,
     /// When this rank has timed out, and in which operation.
     gave_up: Option<(u64, Instant)>,

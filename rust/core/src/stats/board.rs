@@ -184,7 +184,6 @@ impl PageRef {
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
-    /// The whole page as words.
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
         // SAFETY: the slice covers the whole page and is aligned. The fields are atomic, so they can be read as atomic

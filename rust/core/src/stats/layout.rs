@@ -241,7 +241,6 @@ pub struct PipeRecord {
     pub(super) location: [AtomicU8; LOCATION],
     /// Measured calls by duration, extrapolated to all calls.
     pub(super) histogram: [AtomicU32; STEPS],
-    /// Skipped items by exception type.
     pub(super) kinds: [SkippedKind; KINDS],
 }
 
@@ -252,7 +251,6 @@ fn step_of(nanoseconds: u64) -> usize {
     (4 * (exponent - 4) + quarter).min(STEPS - 1)
 }
 
-/// The middle of the durations of a step.
 pub(super) fn middle_of(step: usize) -> f64 {
     let width = (1_u64 << (step / 4 + 4)) as f64 / 4.0;
     width * ((4 + step % 4) as f64 + 0.5)
@@ -303,7 +301,6 @@ impl PipeRecord {
     }
 }
 
-/// A slow item.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct SlowRecord {
@@ -393,7 +390,6 @@ pub(super) fn write_text(place: &[AtomicU8], text: &str) {
     }
 }
 
-/// Reads a text.
 pub(super) fn read_text(place: &[AtomicU8]) -> String {
     let bytes: Vec<u8> = place.iter().map(|byte| byte.load(Relaxed)).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()

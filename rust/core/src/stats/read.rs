@@ -175,7 +175,6 @@ fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
 
-/// The middle of the step that contains the quantile.
 fn quantile(counts: &[u64; STEPS], which: f64) -> f64 {
     let wanted = (counts.iter().sum::<u64>() as f64 * which).ceil().max(1.0);
     let mut seen = 0;

@@ -32,13 +32,10 @@ const BLOCK: usize = 1024;
 pub struct Strided {
     /// Axes around a line, outermost first.
     around: Vec<Axis>,
-    /// The groups of a line.
     line: Axis,
     /// The elements of a group.
     group: Axis,
-    /// Bytes of an element.
     run: usize,
-    /// Bytes of all elements.
     len: usize,
     /// The range of the elements relative to the first one: the lowest byte, and the end.
     reach: (isize, isize),

@@ -44,7 +44,6 @@ impl Order {
         }
     }
 
-    /// Appends the encoding of the order.
     pub fn write(&self, payload: &mut Vec<u8>) {
         match self {
             Order::C => payload.push(0),
@@ -70,15 +69,12 @@ impl Order {
     }
 }
 
-/// The parts of an array with a plain dtype.
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
     /// The order of the elements in memory, which is kept on arrival.
     pub order: Order,
     pub shape: &'a [npy_intp],
-    /// The first element.
     pub data: *mut u8,
-    /// Bytes of all elements.
     pub len: usize,
     /// The layout of the elements, if they are not contiguous.
     pub strided: Option<Strided>,
@@ -93,7 +89,6 @@ fn bytes_of(item: usize, shape: &[npy_intp]) -> Option<usize> {
     shape.iter().try_fold(item, |len, &dim| len.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Returns shape and strides.
 fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) {
     let fields = fields(array);
     let dimensions = fields.nd as usize;
@@ -241,7 +236,6 @@ pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8
     }
 }
 
-/// Creates a NumPy scalar from its dtype and bytes.
 pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let (descr, size) = dtype.descriptor(py)?;
     if size != bytes.len() {
@@ -264,7 +258,6 @@ pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bo
     Ok(array)
 }
 
-/// The element types that `array_of` supports.
 pub trait Element: Copy {
     /// The type number of the corresponding NumPy dtype.
     const NUMBER: u8;

@@ -20,10 +20,8 @@ use torchdata_core::link::lease::Lease;
 use super::helpers::helpers;
 use super::malformed;
 
-/// Memory of the CPU.
 const CPU: c_int = 1;
 
-/// The type of an element.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementType {
@@ -52,7 +50,6 @@ impl ElementType {
     }
 }
 
-/// `DLTensor`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Described {
@@ -66,7 +63,6 @@ struct Described {
     byte_offset: u64,
 }
 
-/// `DLManagedTensor`, the content of a capsule.
 #[repr(C)]
 struct Managed {
     tensor: Described,
@@ -74,7 +70,6 @@ struct Managed {
     free: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// `DLManagedTensorVersioned`.
 #[repr(C)]
 struct Versioned {
     version: [u32; 2],
@@ -84,7 +79,6 @@ struct Versioned {
     tensor: Described,
 }
 
-/// `DLPackExchangeAPI`.
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
@@ -94,7 +88,6 @@ struct ExchangeApi {
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
-/// The supported major version of DLPack.
 const MAJOR: u32 = 1;
 /// Whether torch has failed to describe a tensor in this process, typically a sparse one. The exception costs a
 /// millisecond, so after the first one the layout of each tensor is checked first.
@@ -156,7 +149,6 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     })
 }
 
-/// Calls a method without arguments.
 fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end = null_mut::<ffi::PyObject>();
     // SAFETY: an existing object and a name. Returns a new reference, or NULL with an exception set.
@@ -202,7 +194,6 @@ impl<'py> Exported<'py> {
         self.tensor.element
     }
 
-    /// Bytes of an element.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -220,12 +211,10 @@ impl<'py> Exported<'py> {
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
-    /// The first element.
     pub fn data(&self) -> *const u8 {
         self.tensor.data.cast_const().cast::<u8>().wrapping_add(self.tensor.byte_offset as usize)
     }
 
-    /// Bytes of all elements.
     pub fn len(&self) -> usize {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
@@ -324,7 +313,6 @@ fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
 }
 
-/// The memory of a new tensor.
 pub enum Memory {
     Leased(Arc<Lease>),
     Own(Own),
@@ -334,7 +322,6 @@ pub enum Memory {
 pub struct Own(Vec<u128>);
 
 impl Own {
-    /// Allocates `len` bytes.
     pub fn new(len: usize) -> PyResult<Self> {
         let mut words = Vec::new();
         let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
@@ -351,7 +338,6 @@ impl Own {
 #[repr(C)]
 struct Home<M> {
     managed: M,
-    /// Shape and strides.
     extents: Vec<i64>,
     _memory: Memory,
 }

@@ -12,7 +12,6 @@ use crate::numpy_api::numpy;
 /// A native dtype of numbers or times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
-    /// NumPy's type number.
     number: u8,
     /// For times, the unit.
     unit: Option<Unit>,
@@ -37,7 +36,6 @@ fn is_number(number: c_int) -> bool {
     matches!(number, 0..=16 | 23)
 }
 
-/// `datetime64` and `timedelta64`.
 fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
@@ -90,7 +88,6 @@ impl Dtype {
         Self { number, unit: None }
     }
 
-    /// Appends the encoding of the dtype.
     pub fn write(self, payload: &mut Vec<u8>) {
         payload.push(self.number);
         if let Some(Unit { base, count }) = self.unit {

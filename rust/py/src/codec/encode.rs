@@ -56,7 +56,6 @@ impl Within<'_> {
     }
 }
 
-/// Why the traversal stopped.
 enum Stop {
     /// The item must be pickled as a whole. Either an object appears twice in it, or it may appear twice because a
     /// member is pickled, or the nesting is too deep.
@@ -96,7 +95,6 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Encodes an item into `self.payload` and `self.buffers`, for sending through `arena`.
     pub fn encode(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> PyResult<()> {
         self.clear();
         match self.put(item, Within { arena, depth: 0, alone: true }).and_then(|()| self.pickle_member(item.py())) {
@@ -109,7 +107,6 @@ impl Encoder {
         }
     }
 
-    /// Releases the last item.
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();

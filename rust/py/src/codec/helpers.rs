@@ -23,7 +23,6 @@ pub struct Helpers {
     pub tensor_over: Py<PyAny>,
     /// type -> whether users have defined how its objects are pickled
     pub has_own_reducer: Py<PyAny>,
-    /// The batch class.
     pub data_chunk: Py<PyType>,
 }
 

@@ -43,7 +43,6 @@ pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
-/// The first byte of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
@@ -99,7 +98,6 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// Converts a byte to its tag.
     pub fn from_byte(byte: u8) -> Option<Self> {
         const ALL: [Tag; 29] = [
             Tag::None,

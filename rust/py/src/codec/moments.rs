@@ -31,7 +31,6 @@ struct Times {
     utc: Py<PyAny>,
     reduce_ex: Py<PyString>,
     reduce: Py<PyString>,
-    /// The attributes of a timedelta.
     parts: [Py<PyString>; 3],
     /// The pickle protocol: 4.
     protocol: Py<PyInt>,
@@ -44,7 +43,6 @@ struct Uuids {
     unknown: Py<PyAny>,
     int: Py<PyString>,
     is_safe: Py<PyString>,
-    /// `object.__new__`
     new: ffi::newfunc,
     no_args: Py<PyTuple>,
 }

@@ -17,7 +17,6 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use super::{Tag, malformed};
 
-/// The encoding of an exact int.
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
@@ -71,7 +70,6 @@ pub fn digits<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
     Ok(text.cast_into::<PyString>()?)
 }
 
-/// Returns the int for the bytes of `digits`, followed by a zero byte.
 pub fn from_digits<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let text = CStr::from_bytes_with_nul(bytes).map_err(|_| malformed())?;
     // SAFETY: a C string. Returns a new reference, or NULL with an exception set.
@@ -86,7 +84,6 @@ pub fn bytes<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     Ok(bytes.cast_into::<PyBytes>()?)
 }
 
-/// Returns the int with these `bytes`.
 pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let bytes = PyBytes::new(py, bytes);
     py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed(py)?))
@@ -212,7 +209,6 @@ unsafe fn put_bools(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) ->
     true
 }
 
-/// Returns the bytes of a block with `len` values, if the element type is valid.
 pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
     if !matches!(element, Tag::Int | Tag::Unsigned | Tag::Float | Tag::True) {
         return Err(malformed());
@@ -220,7 +216,6 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
     len.checked_mul(width(element)).ok_or_else(malformed)
 }
 
-/// Creates a tuple or list from the bytes of a block.
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;

@@ -10,7 +10,6 @@ use torchdata_core::strided::Strided;
 /// Copies of at least this many bytes release the GIL.
 pub const LONG_COPY: usize = 128 << 10;
 
-/// A large buffer of an item.
 pub enum OutBuffer {
     /// Memory of this process, to be copied.
     Memory(Source),
@@ -20,10 +19,12 @@ pub enum OutBuffer {
 
 /// The owner that keeps the memory of a buffer alive.
 pub enum Owner {
-    /// An object that contains the memory.
-    Object { _object: Py<PyAny> },
-    /// A buffer that an object exports.
-    Buffer { _buffer: PyBuffer<u8> },
+    Object {
+        _object: Py<PyAny>,
+    },
+    Buffer {
+        _buffer: PyBuffer<u8>,
+    },
     /// The caller, which copies the memory at once.
     Caller,
 }
@@ -46,7 +47,6 @@ pub struct Source {
 }
 
 impl Source {
-    /// `len` contiguous bytes at `data`.
     pub fn dense(data: *const u8, len: usize, owner: Owner) -> Self {
         Self { address: data as usize, len, strided: None, _owner: owner }
     }
@@ -56,7 +56,6 @@ impl Source {
         Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
     }
 
-    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }

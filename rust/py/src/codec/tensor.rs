@@ -58,12 +58,9 @@ pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides
     }
 }
 
-/// The description of a received tensor.
 pub struct Description {
     pub element: ElementType,
-    /// Shape and strides.
     pub extents: Vec<i64>,
-    /// The required memory in bytes.
     pub len: usize,
 }
 

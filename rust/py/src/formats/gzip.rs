@@ -15,7 +15,6 @@ const PIECE: usize = 64 << 10;
 /// The maximum number of bytes decompressed at once.
 const MOST: usize = 256 << 10;
 
-/// The first byte of every member.
 const FIRST: u8 = 0x1f;
 
 /// The decompressed contents: the members of a gzip file, with zeros between and after them.

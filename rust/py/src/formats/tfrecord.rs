@@ -157,7 +157,6 @@ impl From<PyErr> for Fault {
     }
 }
 
-/// Creates Python objects from records.
 struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,

@@ -48,7 +48,6 @@ struct Clocking {
     weight: Cell<u64>,
     /// Nanoseconds of the calls made by the innermost measured call.
     children: Cell<u64>,
-    /// The number of measured calls in the root call.
     calls: Cell<u64>,
     /// The number of root calls until the next measured one.
     countdown: Cell<u64>,
@@ -116,7 +115,6 @@ pub fn begin() {
     });
 }
 
-/// The measurements of a call.
 pub struct Timed {
     /// Nanoseconds in this pipe only, and the maximum number of calls that it represents, if the call was measured.
     pub own: Option<(u64, u64)>,

@@ -22,7 +22,6 @@ use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
 
-/// The number that no iterator has.
 const NONE: i64 = -1;
 
 /// The source of an epoch: the iterator, and the slot of its type that returns the next item.
@@ -31,7 +30,6 @@ struct Source {
     next: ffi::iternextfunc,
 }
 
-/// The result of requesting an item.
 enum Step<'py> {
     Item(Bound<'py, PyAny>),
     End,
@@ -142,13 +140,11 @@ impl Delivery {
         })
     }
 
-    /// The turns of reading threads.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
     }
 
-    /// The source, or None.
     #[getter]
     fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.source
@@ -177,7 +173,6 @@ impl Delivery {
         Ok(())
     }
 
-    /// The number of the valid iterator, or None.
     #[getter]
     fn valid(&self) -> Option<i64> {
         Some(self.valid.load(Relaxed)).filter(|&valid| valid != NONE)
@@ -244,7 +239,6 @@ impl Delivery {
         watching::watch(py).begin(&self.pulse, how.0, how.1);
     }
 
-    /// Stops watching calls.
     fn watch_no_more(&self, py: Python<'_>) {
         self.watched.with(py, Option::take);
         watching::watch(py).end(&self.pulse);

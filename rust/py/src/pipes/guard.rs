@@ -32,7 +32,6 @@ use crate::pipes::token::IterationToken;
 /// The number that no iterator has. A guard that the garbage collector has cleared is never valid.
 const CLEARED: u64 = u64::MAX;
 
-/// The memory layout of a guard.
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
@@ -51,7 +50,6 @@ struct Guard {
     iterator: *mut ffi::PyObject,
     /// The pipe, kept alive while it is iterated.
     pipe: *mut ffi::PyObject,
-    /// The token as an object.
     token_object: *mut ffi::PyObject,
     /// The slot of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
@@ -224,7 +222,6 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Counts items of a valid guard.
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
     // SAFETY: as in `next_item`.
@@ -418,7 +415,6 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// Returns whether an exception was skipped.
 unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
@@ -567,7 +563,6 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     0
 }
 
-/// Deallocates a guard. Only calls C.
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
     // SAFETY: the last reference is gone. The interpreter requires this order for heap types.
     unsafe {

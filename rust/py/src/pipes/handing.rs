@@ -44,7 +44,6 @@ impl HandingIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, meter: Meter::new() })
     }
 
-    /// The turns of reading threads.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
@@ -98,7 +97,6 @@ impl Noted {
     }
 }
 
-/// Records Ctrl-C while it exists.
 struct Deferred<'py> {
     py: Python<'py>,
     noted: Option<Bound<'py, Noted>>,

@@ -20,7 +20,6 @@ unsafe extern "C" {
 /// Allows the callee to use the slot before the arguments, which saves bound methods a copy.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
-/// Calls a function with one argument.
 #[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
@@ -33,7 +32,6 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
     }
 }
 
-/// Returns the next item of an iterator, or None at its end.
 #[inline]
 pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     // SAFETY: an existing iterator, which the constructors check. NULL means the end or an exception.

@@ -12,7 +12,6 @@ use torchdata_core::stats::{PipeRef, add, nanoseconds};
 use crate::gil_cell::GilCell;
 use crate::pipes::clocking;
 
-/// Decides which calls are measured.
 pub struct Metering {
     /// The number of calls until the next measured one.
     pub countdown: u32,
@@ -26,7 +25,6 @@ pub struct Metering {
 }
 
 impl Metering {
-    /// Measures the first call.
     pub fn new() -> Self {
         Self { countdown: 1, gap: 1, random: Cell::new(nanoseconds() | 1), most: Cell::new(1), measured: 0 }
     }

@@ -12,7 +12,6 @@ pub fn row_positions(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAn
     array_of(py, &packing::positions(&sizes))
 }
 
-/// The bounds of pieces of these sizes.
 #[pyfunction]
 pub fn row_bounds(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     let bounds = packing::bounds(&sizes)

@@ -17,7 +17,6 @@ enum Kind {
     Other,
 }
 
-/// Returns a range with 64-bit numbers.
 fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<Kind> {
     let range = sequence.cast_exact::<PyRange>().ok()?;
     let (start, step) = (range.start().ok()? as i64, range.step().ok()? as i64);

@@ -18,7 +18,6 @@ use crate::pipes::iterators::next_of;
 /// Yields runs of items of a source, and skips the items between them.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
-    /// A guard of a `SequenceIterator`.
     source: Py<PyAny>,
     run: usize,
     between: usize,

@@ -18,12 +18,10 @@ pub struct Place {
     /// Whether it is the last pipe of its process, and of the loader.
     pub root: bool,
     pub main: bool,
-    /// The previous place.
     _before: Option<Box<Place>>,
 }
 
 impl Place {
-    /// Records the time of a call.
     pub fn sample(&self, timed: &Timed) {
         if let Some((own, weight)) = timed.own {
             self.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
@@ -47,7 +45,6 @@ pub struct IterationToken {
     place: AtomicPtr<Place>,
     /// The place from the next `begin` on.
     pending: AtomicPtr<Place>,
-    /// Whether the valid iterator has ended.
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
     armed: AtomicBool,
@@ -65,7 +62,6 @@ impl IterationToken {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
 
-    /// Counts items.
     #[inline]
     pub fn count(&self, items: u64) {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
@@ -218,13 +214,11 @@ impl IterationToken {
         self.own.load(Relaxed)
     }
 
-    /// Whether a loaded state is pending.
     #[getter]
     fn armed(&self) -> bool {
         self.armed.load(Relaxed)
     }
 
-    /// Whether the valid iterator has ended.
     #[getter]
     fn finished(&self) -> bool {
         self.finished.load(Relaxed)

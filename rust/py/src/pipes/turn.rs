@@ -46,13 +46,10 @@ pub struct Turn {
     /// The number of waiting threads, plus `CLOSED` if the turn is closed. Almost always 0.
     crowd: AtomicUsize,
     waiting: GilCell<VecDeque<(u64, Thread)>>,
-    /// Why reading is refused.
     closed: GilCell<Option<String>>,
-    /// The process that created it.
     process: u32,
 }
 
-/// The turn, taken by this thread.
 pub struct Taken<'a, 'py> {
     turn: &'a Turn,
     py: Python<'py>,
@@ -154,7 +151,6 @@ impl Turn {
         Ok(reader == 0 && first() == Some(thread))
     }
 
-    /// Wakes the next thread.
     #[cold]
     fn call_next(&self, py: Python<'_>) {
         if let Some(next) = self.waiting.with(py, |waiting| waiting.front().map(|(_, next)| next.clone())) {
@@ -234,7 +230,6 @@ impl SharedIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
     }
 
-    /// The turns of reading threads.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)

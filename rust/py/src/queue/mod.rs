@@ -27,7 +27,6 @@ use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;
 
-/// The content of a slot.
 struct Entry {
     content: Py<PyAny>,
     /// The number of the item, if positions are recorded.
@@ -53,7 +52,6 @@ impl Entry {
 
 type Queue = OrderedQueue<Entry>;
 
-/// Claimed items: their slots, and the items.
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
 /// Waits for an event of the queue without limit. `sleep` returns whether it has occurred within a slice.
@@ -199,8 +197,6 @@ impl ReadAheadQueue {
         })
     }
 
-    // -- workers ------------------------------------------------------------------------------------
-
     /// Waits for the source and a slot for its next item. Returns None if the queue is closed or the source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
@@ -248,7 +244,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Puts the results of claimed items.
     fn put_some(&self, py: Python<'_>, slots: Vec<Slot>, results: Vec<Py<PyAny>>) -> PyResult<()> {
         let queue = self.get()?;
         let results = results.into_iter().map(|result| (is_small(result.bind(py)), result));
@@ -259,7 +254,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Puts an error in the place of the result of a claimed item.
     fn fail_claimed(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         let queue = self.get()?;
         drop(
@@ -285,7 +279,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Puts the result of a slot.
     #[pyo3(signature = (slot, item, mark=None))]
     fn put(&self, slot: Slot, item: Py<PyAny>, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
@@ -308,7 +301,6 @@ impl ReadAheadQueue {
         Ok(next)
     }
 
-    /// Puts an error in the place of a result.
     #[pyo3(signature = (slot, error, index=None, mark=None))]
     fn fail(&self, slot: Slot, error: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
@@ -324,8 +316,6 @@ impl ReadAheadQueue {
     fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
-
-    // -- the consumer -------------------------------------------------------------------------------
 
     /// Submits an item for the workers. Holds do not wait for a plain one, because workers cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
@@ -374,7 +364,6 @@ impl ReadAheadQueue {
         hand.append(self.pop(hand.py())?)
     }
 
-    /// The position of the consumer.
     fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
         self.place.with(py, |place| {
             let place = place.as_ref()?;
@@ -389,8 +378,6 @@ impl ReadAheadQueue {
         let window = self.window.with(py, |window| *window)?;
         Some((window.row, window.ahead_of(given)))
     }
-
-    // -- both ---------------------------------------------------------------------------------------
 
     /// Prevents workers from starting items until the hold is released.
     fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
@@ -443,13 +430,11 @@ impl ReadAheadQueue {
         Ok(self.get()?.has_lacked())
     }
 
-    /// Whether the consumer is waiting.
     #[getter]
     fn is_awaited(&self) -> PyResult<bool> {
         Ok(self.get()?.is_awaited())
     }
 
-    /// The maximum number of slots.
     #[getter]
     fn get_capacity(&self) -> PyResult<usize> {
         Ok(self.get()?.capacity())
@@ -472,7 +457,6 @@ impl ReadAheadQueue {
         self.get().map_or(true, Queue::is_closed)
     }
 
-    /// Whether the end was put.
     #[getter]
     fn finished(&self) -> bool {
         self.get().is_ok_and(Queue::is_finished)

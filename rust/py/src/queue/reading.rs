@@ -30,7 +30,6 @@ pub struct SourceReader {
     /// The number of items to drop at the beginning, and the numbers of further items to drop.
     dropped: Index,
     ahead: HashSet<Index>,
-    /// The number of the next item.
     index: AtomicU64,
     /// Whether the source has ended, or has failed and was not read since.
     ended: AtomicBool,
@@ -51,7 +50,6 @@ impl SourceReader {
         Ok((item, index, if is_due { self.state(py)? } else { None }))
     }
 
-    /// Returns the state of the source.
     #[inline]
     fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         match self.state_of.call0(py) {

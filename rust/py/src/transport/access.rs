@@ -25,11 +25,9 @@ pub struct Access {
     owner: OwningProcess,
 }
 
-/// Where an epoch begins.
 pub struct Start {
     /// By peer: the items received in an earlier run.
     pub accounts: Vec<Account>,
-    /// The peer of the next item.
     pub turn: Option<usize>,
     /// The number of passes of dispatched items that were read.
     pub passed: u32,
@@ -58,7 +56,6 @@ impl Access {
         self.reader.try_hold()
     }
 
-    /// Returns the reader for reading.
     pub fn hold(&self) -> PyResult<Held<'_, Reader>> {
         self.reader.try_hold().ok_or_else(|| {
             PyRuntimeError::new_err(
@@ -126,7 +123,6 @@ impl Access {
         Ok(())
     }
 
-    /// Pauses or resumes all peers.
     pub fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
         match self.try_hold() {

@@ -6,7 +6,6 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-/// Warnings about long waits.
 struct Stall {
     patience: Duration,
     /// The waiting time at which `on_stall` is called next.
@@ -31,7 +30,6 @@ const MOST_TRIES: u32 = 8;
 
 /// Measures one wait, which may consist of several sleeps.
 pub struct Clock {
-    /// The maximum waiting time.
     limit: Option<Duration>,
     /// The kind of peer, for the error message.
     name: String,

@@ -275,7 +275,6 @@ impl Collector {
         self.access.set_paused(true);
     }
 
-    /// Resumes all peers.
     fn resume(&self) {
         self.access.set_paused(false);
     }

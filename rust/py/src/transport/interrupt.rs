@@ -18,7 +18,6 @@ impl Interrupt {
         Self { control, exception, announcer }
     }
 
-    /// Returns whether a command is pending.
     pub fn is_pending(&self) -> bool {
         self.control.pending()
     }
@@ -30,17 +29,14 @@ impl Interrupt {
         self.control.is_superseded(epoch).unwrap_or(true)
     }
 
-    /// Reports that this process waits.
     pub fn starve(&self, epoch: u32) {
         self.announcer.starve(epoch);
     }
 
-    /// Reports that this process continues.
     pub fn go_on(&self) {
         self.announcer.go_on();
     }
 
-    /// Returns the exception for an order.
     pub fn error(&self, py: Python<'_>) -> PyErr {
         self.exception.bind(py).call0().map_or_else(|error| error, PyErr::from_value)
     }

@@ -1,6 +1,5 @@
 //! The kinds of units.
 
-/// An item of the pipe.
 pub const ITEM: u16 = 0;
 /// The end of the pipe in this epoch.
 pub const END: u16 = 1;

@@ -13,7 +13,6 @@ use super::stats::PyStatsBoard;
 use crate::descriptors::take_fd;
 use crate::errors;
 
-/// Returns the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     let bells = &board.get().0;
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))

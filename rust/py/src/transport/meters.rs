@@ -8,11 +8,8 @@ use super::stats::PyStatsBoard;
 /// The counters of one reader. Empty without statistics.
 #[derive(Default)]
 pub struct Meters {
-    /// By peer: waits for its items.
     waits: Vec<WaitRef>,
-    /// Waits for messages.
     idle: Option<WaitRef>,
-    /// The page of the main process.
     page: Option<PageRef>,
     /// Whether no item of this epoch has arrived yet. Only for the main process.
     first: bool,
@@ -40,7 +37,6 @@ impl Meters {
         Ok(())
     }
 
-    /// Records that a stream begins.
     pub fn begin(&mut self) {
         self.first = self.page.is_some();
     }

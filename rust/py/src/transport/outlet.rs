@@ -36,7 +36,6 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
 
 /// The state of a thread that sends.
 pub(super) struct Outlet {
-    /// The process that sends.
     pub owner: OwningProcess,
     pub producers: Vec<Producer>,
     /// The arenas of the producers, for calling `tidy` while a producer waits.
@@ -68,13 +67,11 @@ pub(super) struct Outlet {
     pub relay: Option<Arc<Relay>>,
     /// By reader: the checksum after the recomputed items, or None if it is not compared.
     pub expected: Vec<Option<u64>>,
-    /// The link for the next snapshot.
     pub next_link: usize,
     /// By reader: counters for waits for space and grants. Empty without statistics.
     pub meters: Vec<WaitRef>,
     /// The counter for waits for another pass.
     pub idle: Option<WaitRef>,
-    /// The page that counts sent snapshots.
     pub page: Option<PageRef>,
 }
 
@@ -103,11 +100,9 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 pub(super) enum Sent {
     /// The unit was sent, or its reader does not want it.
     Done,
-    /// A command is pending.
     Interrupted,
 }
 
-/// The kind of the encoded item.
 #[inline]
 pub(super) fn item_kind(encoder: &Encoder) -> u16 {
     kind::ITEM | if encoder.opaque { OPAQUE } else { 0 }
@@ -147,7 +142,6 @@ impl Outlet {
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
-    /// Begins the next pass.
     pub fn begin_next(&mut self) {
         self.begin(self.producers[0].stream().next_pass());
         self.dealing.begin();
@@ -465,9 +459,7 @@ impl Outlet {
     }
 }
 
-/// The location of a buffer.
 enum Placed {
-    /// The buffer is stored here.
     At(Part),
     /// The buffer is not stored: a command is pending, or the reader does not want it.
     Nowhere(Sent),

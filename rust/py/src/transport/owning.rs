@@ -16,12 +16,10 @@ pub struct OwningProcess {
 }
 
 impl OwningProcess {
-    /// The current process.
     pub fn this() -> Self {
         Self { generation: fork::generation(), pid: std::process::id() }
     }
 
-    /// Returns whether this is the current process.
     #[inline]
     pub fn is_this(self) -> bool {
         self.generation == fork::generation()

@@ -35,7 +35,6 @@ impl Taken {
     }
 }
 
-/// One sender.
 pub struct Peer {
     pub consumer: Consumer,
     /// Units that were taken before their turn, or could not be decoded yet.
@@ -85,12 +84,10 @@ struct Surplus {
     on_surplus: Option<Py<PyAny>>,
 }
 
-/// All senders, and the current unit.
 pub struct Peers {
     all: Vec<Peer>,
     /// The number of items that each may be ahead.
     window: u64,
-    /// Whether the peers were paused.
     paused: bool,
     /// The only peer whose items wake this process, or None if all do.
     awaited: Option<usize>,
@@ -225,7 +222,6 @@ impl Peers {
         consumer.take(&mut self.current.unit).map_err(errors::take)
     }
 
-    /// Puts the current unit back.
     pub fn put_back(&mut self, peer: usize) {
         let taken = std::mem::take(&mut self.current);
         self.surplus.bytes += taken.weight();

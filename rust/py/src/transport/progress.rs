@@ -11,7 +11,6 @@ use super::kinds as kind;
 use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::GilCell;
 
-/// The records of one reader.
 pub struct Progress {
     /// Always consistent, also for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
@@ -45,7 +44,6 @@ impl Progress {
         self.starts = starts;
     }
 
-    /// Records a delivered item.
     #[inline]
     pub fn deliver(&self, py: Python<'_>, peer: usize, digest: u64) {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
@@ -55,7 +53,6 @@ impl Progress {
         self.books.with(py, |books| books.end(peer));
     }
 
-    /// Returns the delivered items of a peer.
     pub fn delivered(&self, py: Python<'_>, peer: usize) -> Account {
         self.books.with(py, |books| books.taken(peer))
     }
@@ -66,7 +63,6 @@ impl Progress {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
 
-    /// Keeps a snapshot in the records.
     pub fn keep(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         let opened = Opened::read(unit)?;
         let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;

@@ -31,11 +31,8 @@ pub struct Signs {
     pub epoch: AtomicU64,
     /// Whether no more items of the epoch may be returned.
     pub stopped: AtomicBool,
-    /// Whether the peers are paused.
     pub paused: AtomicBool,
-    /// The current pass.
     pub pass: AtomicU64,
-    /// The bell of this process.
     pub own: BellRef,
 }
 
@@ -57,7 +54,6 @@ impl Signs {
     }
 }
 
-/// The state of a reading thread.
 pub struct Reader {
     pub peers: Peers,
     pub collecting: Collecting,
@@ -95,14 +91,12 @@ impl Reader {
         }
     }
 
-    /// Begins an epoch. `begin` begins its first stream.
     pub fn begin_epoch(&mut self, window: u64) {
         self.clock.came();
         self.looked_into = None;
         self.peers.begin_epoch(window);
     }
 
-    /// Begins a stream.
     pub fn begin(&mut self, py: Python<'_>, signs: &Signs, stream: Stream) {
         let looked_into = self.looked_into.take() == Some(stream);
         self.stream = stream;
@@ -119,7 +113,6 @@ impl Reader {
         self.peers.set_paused(signs.paused.load(Relaxed));
     }
 
-    /// Returns the next item of an epoch, or None at its end.
     pub fn next<'py>(&mut self, py: Python<'py>, signs: &Signs, epoch: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
         while !signs.is_over(epoch) {
             match self.peers.next_to_deliver(&mut self.collecting) {
@@ -440,7 +433,6 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Breaks reference cycles through the reader.
     pub fn clear(&mut self) -> Callbacks {
         let (on_exit, replacing) = self.watch.clear();
         (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
@@ -471,11 +463,9 @@ enum Came<'py> {
     /// A result, and its time in seconds.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
-    /// A unit that is not expected.
     Late,
 }
 
-/// Decodes a result, unless its number is at most `last`.
 fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<'py>> {
     with_payload(py, unit, |payload, buffers| {
         let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
@@ -486,7 +476,6 @@ fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<
     })
 }
 
-/// Decodes the object of a unit.
 #[inline]
 fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))

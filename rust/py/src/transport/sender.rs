@@ -43,7 +43,6 @@ pub struct Sender {
     outlet: Mutex<Outlet>,
     /// By reader: the arena of its link.
     arenas: Vec<Arc<Arena>>,
-    /// The reader that has the turn.
     target: AtomicUsize,
 }
 
@@ -147,7 +146,6 @@ impl Sender {
         Ok(())
     }
 
-    /// Relays the snapshots that `collector` receives.
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
         self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
         Ok(())

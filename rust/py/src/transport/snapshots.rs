@@ -82,7 +82,6 @@ pub struct Relayed {
 }
 
 impl Relayed {
-    /// Copies a received snapshot.
     pub fn of(unit: &Unit) -> PyResult<Self> {
         let content = match unit.buffers.first() {
             Some(Buffer::Owned(bytes)) => bytes.to_vec(),
@@ -129,7 +128,6 @@ pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> 
     producer.push_aside(kind, &[], &payload)
 }
 
-/// Returns the words before the content.
 pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Account>) -> Vec<u8> {
     let mut words = vec![u64::from(pass), u64::from(share.pass), share.account.items, share.account.checksum];
     words.push(accounts.len() as u64);
@@ -147,7 +145,6 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Decodes the head of a unit.
     pub fn read(unit: &'a Unit) -> PyResult<Self> {
         Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
     }
@@ -182,7 +179,6 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Decodes the snapshot of a worker.
     pub fn snapshot(self, py: Python<'_>) -> PyResult<Option<Snapshot<Content>>> {
         let Some(&sent) = self.accounts.first() else { return Ok(None) };
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
@@ -199,7 +195,6 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Copies the bytes of a lease into a Python object.
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
     // SAFETY: the memory of the lease is valid for its length. It is not accessed as a slice, because a faulty producer
@@ -211,13 +206,11 @@ fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     }
 }
 
-/// Returns whether a unit of this kind is a snapshot.
 #[inline]
 pub fn is_snapshot(unit_kind: u16) -> bool {
     matches!(unit_kind & kind::WHAT, kind::STATE | kind::RELAYED)
 }
 
-/// An account as a Python tuple.
 pub type Entry = (u64, u64);
 /// A snapshot as a Python tuple: sent items, pass and read items of the dispatched items, content.
 pub type Kept = (Entry, u32, Entry, Content);
@@ -252,7 +245,6 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
 /// snapshot of the dispatching process.
 pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
-/// Converts positions to a Python tuple.
 pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
     let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dealt = books.dealt_before(&shares);

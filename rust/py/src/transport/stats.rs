@@ -19,7 +19,6 @@ use crate::pipes::metering::add_work;
 use crate::pipes::token::IterationToken;
 use crate::pipes::turn::SharedIterator;
 
-/// Iterators with counted items.
 #[derive(FromPyObject)]
 enum Counted<'py> {
     Shared(Bound<'py, SharedIterator>),
@@ -31,7 +30,6 @@ enum Counted<'py> {
 pub struct PyStatsBoard(pub Arc<Board>);
 
 impl PyStatsBoard {
-    /// Returns a page.
     pub fn page(&self, index: usize) -> PyResult<PageRef> {
         let pages = self.0.config().pages;
         self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
@@ -77,7 +75,6 @@ impl PyStatsBoard {
         Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Maps a board for reading.
     #[staticmethod]
     fn observe(path: PathBuf) -> PyResult<Self> {
         Board::observe(&path).map(Self).map_err(errors::open)
@@ -161,7 +158,6 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Begins an epoch in this process.
     fn begin_span(&self, page: usize, epoch: u32) -> PyResult<()> {
         self.own_page(page)?.begin_span(Some(epoch));
         Ok(())

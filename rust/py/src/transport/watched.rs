@@ -26,7 +26,6 @@ impl Sign<'_> {
     }
 }
 
-/// A watched process.
 struct Mortal(Option<Watch>);
 
 impl Mortal {
@@ -68,7 +67,6 @@ pub struct DeathWatch {
 }
 
 impl DeathWatch {
-    /// Watches processes. An exit is an error.
     pub fn watch(&mut self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> Result<(), OpenError> {
         self.processes = processes
             .into_iter()
@@ -94,7 +92,6 @@ impl DeathWatch {
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
     }
 
-    /// Records which process has exited.
     pub fn note_death(&mut self) {
         self.dead = self.processes.iter().find(|(_, process)| process.has_died()).map(|&(index, _)| index);
     }
@@ -127,7 +124,6 @@ impl DeathWatch {
         dead
     }
 
-    /// Watches a replacement process.
     pub fn succeed(&mut self, index: usize, sign: Sign<'_>) {
         self.processes.retain(|&(other, _)| other != index);
         self.processes.push((index, Mortal::of(sign)));

@@ -47,9 +47,7 @@ pub struct OrderedQueue<T> {
     /// Notified for workers that wait to reserve, and for workers that wait to claim.
     room: Condvar,
     work: Condvar,
-    /// Notified for holders.
     still: Condvar,
-    /// Notified for the consumer.
     filled: Condvar,
 }
 

@@ -149,7 +149,6 @@ impl<T> State<T> {
     }
 
     pub fn find(&self, slot: Slot) -> Option<usize> {
-        // Usually there are no gaps.
         let at = slot.checked_sub(self.pending.front()?.number)? as usize;
         match self.pending.get(at) {
             Some(one) if one.number == slot => Some(at),
