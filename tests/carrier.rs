@@ -87,7 +87,7 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
 }
 
 #[test]
-fn units_of_all_sizes_come_as_they_were_sent_into_large_and_small_memory() {
+fn units_of_all_sizes_arrive_unchanged_with_large_and_small_arenas() {
     for (seed, far) in [(1, 64 << 20), (2, 1 << 20), (3, 0)] {
         let mut dice = Random(seed);
         let mut way = way(64 << 20, far);
@@ -134,7 +134,7 @@ fn units_of_all_sizes_come_as_they_were_sent_into_large_and_small_memory() {
 }
 
 #[test]
-fn units_keep_their_streams_and_those_of_an_epoch_that_was_left_are_dropped() {
+fn units_keep_their_streams_and_units_of_an_abandoned_epoch_are_dropped() {
     let mut way = way(1 << 20, 1 << 20);
     let mut taken = Vec::new();
     for epoch in 1..4 {
@@ -150,7 +150,7 @@ fn units_keep_their_streams_and_those_of_an_epoch_that_was_left_are_dropped() {
 }
 
 #[test]
-fn words_come_at_once_though_units_before_them_are_left() {
+fn words_arrive_at_once_although_earlier_units_are_pending() {
     let mut way = way(1 << 20, 1 << 20);
     let mut taken = Vec::new();
     way.producer.begin(Stream::first(1));
@@ -171,7 +171,7 @@ fn words_come_at_once_though_units_before_them_are_left() {
 }
 
 #[test]
-fn a_frame_that_contradicts_itself_is_reported() {
+fn an_inconsistent_frame_is_reported() {
     let mut way = way(1 << 20, 1 << 20);
     way.producer.begin(Stream::first(1));
     assert!(push(&mut way.producer, 0, &[vec![1; 100], vec![2; OUT_OF_BAND]], &[3; 50]));

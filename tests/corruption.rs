@@ -60,7 +60,7 @@ fn tempfile() -> std::fs::File {
 }
 
 #[test]
-fn what_is_no_link_is_refused_in_bounded_time() {
+fn memory_that_is_not_a_link_is_rejected_in_bounded_time() {
     let _watchdog = watchdog(30);
     let attach = |fd| Link::attach_within(fd, SHORT).expect_err("no link");
     assert!(matches!(attach(file(&[])), OpenError::Invalid(_)));
@@ -74,7 +74,7 @@ fn what_is_no_link_is_refused_in_bounded_time() {
 }
 
 #[test]
-fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
+fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
     let _watchdog = watchdog(30);
     let attach = |link: &Link| Link::attach_within(link.fd().try_clone_to_owned().unwrap(), SHORT);
     let (link, _bells) = open(SMALL);
@@ -98,7 +98,7 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
 }
 
 #[test]
-fn attaching_waits_for_a_creator_that_is_not_done_yet() {
+fn attaching_waits_for_a_creator_that_has_not_finished() {
     let _watchdog = watchdog(30);
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
@@ -177,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn flipped_bytes_give_errors_at_worst(
+    fn flipped_bytes_cause_at_most_errors(
         seed in any::<u64>(),
         before in 0..6_usize,
         flips in prop::collection::vec(
@@ -206,7 +206,7 @@ proptest! {
 }
 
 #[test]
-fn every_rule_of_the_layout_that_is_broken_is_noticed() {
+fn every_violation_of_the_layout_is_detected() {
     let _watchdog = watchdog(30);
     // (offset in the first unit of the ring, value as u32 at that offset)
     let unit = [
@@ -259,7 +259,7 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
 }
 
 #[test]
-fn a_peer_that_scribbles_all_the_time_neither_crashes_nor_hangs_the_ends() {
+fn a_peer_that_constantly_writes_at_random_neither_crashes_nor_blocks_the_ends() {
     let _watchdog = watchdog(30);
     let config = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
     let mut random = Random(3);

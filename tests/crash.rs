@@ -136,7 +136,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
 }
 
 #[test]
-fn a_death_is_noticed_and_told_from_life() {
+fn an_exit_is_detected_and_a_running_process_is_not_reported() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
@@ -155,7 +155,7 @@ fn a_death_is_noticed_and_told_from_life() {
 }
 
 #[test]
-fn a_child_whose_parent_is_killed_ends_too() {
+fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
@@ -192,7 +192,7 @@ fn middle_process() {
 }
 
 #[test]
-fn nothing_is_left_of_links_and_children() {
+fn links_and_children_leave_no_resources_behind() {
     let _alone = alone();
     let _watchdog = watchdog(60);
     let before = leftovers();

@@ -42,7 +42,7 @@ fn everything_holds_on_the_portable_backing() {
     run_again_portably("everything_holds_on_the_portable_backing");
 }
 
-// ---- units arrive, in order and equal ----------------------------------------------------------------------------
+// ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
 /// Streams items from a thread. The consumer keeps the leases of items for which `keep` is true forever, and returns
 /// the others in random order, some items later.
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_items_arrives_whatever_leases_are_kept(
+    fn any_sequence_of_items_arrives_for_any_kept_leases(
         items in prop::collection::vec(any_item(), 0..60),
         keep in prop::collection::vec(any::<bool>(), 60),
         window in 1..20_u64,
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn units_of_every_length_wrap_at_every_place_of_the_ring() {
+fn units_of_every_length_wrap_at_every_position_of_the_ring() {
     let _watchdog = watchdog(60);
     let mut unit = Unit::default();
     for place in (24..4096 + 24).step_by(8) {
@@ -121,7 +121,7 @@ fn units_of_every_length_wrap_at_every_place_of_the_ring() {
 }
 
 #[test]
-fn a_ring_filled_to_the_brim_says_full_and_loses_nothing() {
+fn a_completely_full_ring_reports_full_and_loses_nothing() {
     let _watchdog = watchdog(30);
     for len in [0, 8, 333, 1000, 1024] {
         let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
@@ -224,7 +224,7 @@ fn child_process() {
 // ---- blocks, leases and memory -----------------------------------------------------------------------------------
 
 #[test]
-fn memory_in_use_follows_what_is_in_flight_and_pages_are_reused() {
+fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let _watchdog = watchdog(30);
     let config = LinkConfig { arena_capacity: 64 << 20, ..SMALL };
     let (mut sender, mut receiver) = pair(config, 4);
@@ -314,7 +314,7 @@ fn a_block_sent_twice_is_free_only_when_both_leases_are_gone() {
 }
 
 #[test]
-fn more_returns_than_the_return_ring_holds_come_back_in_time() {
+fn more_returned_blocks_than_the_return_ring_holds_are_all_reclaimed() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10_000);
     let block = Arc::new(sender.end.allocate(10).unwrap().unwrap());
@@ -333,7 +333,7 @@ fn more_returns_than_the_return_ring_holds_come_back_in_time() {
 }
 
 #[test]
-fn a_block_of_another_link_is_refused() {
+fn a_block_of_another_link_is_rejected() {
     let _watchdog = watchdog(30);
     let (mut sender, _receiver) = pair(SMALL, 10);
     let (mut other, _other_receiver) = pair(SMALL, 10);
@@ -343,7 +343,7 @@ fn a_block_of_another_link_is_refused() {
 }
 
 #[test]
-fn what_an_unfinished_stream_left_does_not_leak_into_later_items() {
+fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
     // Abandoned within the epoch: the next unit without references drops the fragments.
@@ -390,7 +390,7 @@ fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
 }
 
 #[test]
-fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
+fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     let _watchdog = watchdog(30);
     let (mut dead, mut receiver) = pair(SMALL, 5);
     for number in 0..2 {
@@ -459,7 +459,7 @@ fn items_wake_a_sleeper_that_wants_them_and_all_other_units_do_anyway() {
 }
 
 #[test]
-fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_anew() {
+fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_from_zero() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
     for _ in 0..100 {
@@ -495,7 +495,7 @@ fn each_end_is_taken_once_also_through_another_mapping() {
 }
 
 #[test]
-fn a_forked_child_gives_nothing_back() {
+fn a_forked_child_returns_no_blocks_and_leases() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
     sender.send(&item_of(0, &[5000])).unwrap();

@@ -12,7 +12,7 @@ use loom::thread;
 use torchdata_core::sync::exclusive::Exclusive;
 
 #[test]
-fn whoever_holds_the_value_is_alone_with_it_and_sees_it_as_it_was_left() {
+fn the_holder_has_exclusive_access_and_sees_the_previous_changes() {
     let _watchdog = watchdog(600);
     loom::model(|| {
         let count = Arc::new(Exclusive::new(UnsafeCell::new(0)));

@@ -141,7 +141,7 @@ fn two_threads_that_hold_the_queue_wake_each_other_and_the_producer() {
 }
 
 #[test]
-fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
+fn a_producer_that_waits_for_room_or_a_hold_is_woken_when_that_ends() {
     explore(3, || {
         let shared = Shared::new(1);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, Shared::hold)];
@@ -151,7 +151,7 @@ fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
 }
 
 #[test]
-fn whoever_sleeps_is_woken_by_closing() {
+fn all_sleepers_are_woken_by_closing() {
     explore(2, || {
         let shared = Shared::new(1);
         let others = [
@@ -165,7 +165,7 @@ fn whoever_sleeps_is_woken_by_closing() {
 }
 
 #[test]
-fn two_workers_give_each_other_the_source_and_both_learn_of_the_end() {
+fn two_workers_share_the_source_and_both_see_the_end() {
     explore(2, || {
         let shared = Shared::new(2);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
@@ -175,7 +175,7 @@ fn two_workers_give_each_other_the_source_and_both_learn_of_the_end() {
 }
 
 #[test]
-fn out_of_order_the_end_comes_behind_what_was_taken_before_it() {
+fn out_of_order_the_end_follows_all_items_taken_before_it() {
     explore(2, || {
         let shared = Shared::with(2, false);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
@@ -190,7 +190,7 @@ fn out_of_order_the_end_comes_behind_what_was_taken_before_it() {
 }
 
 #[test]
-fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
+fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it() {
     explore(3, || {
         let shared = Shared::new(3);
         let other = beside(&shared, |it| {
@@ -205,7 +205,7 @@ fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
 }
 
 #[test]
-fn submitted_items_find_a_worker_whoever_holds_the_queue_meanwhile() {
+fn submitted_items_find_a_worker_despite_holds() {
     explore(2, || {
         let shared = Shared::new(1);
         let others = [beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
@@ -231,7 +231,7 @@ fn two_workers_that_claim_wake_each_other() {
 }
 
 #[test]
-fn items_that_are_handed_over_reach_whoever_claims_them() {
+fn items_that_are_handed_over_reach_a_claiming_worker() {
     explore(2, || {
         let shared = Shared::new(2);
         let others = [
@@ -245,7 +245,7 @@ fn items_that_are_handed_over_reach_whoever_claims_them() {
 }
 
 #[test]
-fn whoever_hands_over_or_claims_is_woken_by_the_end_of_a_hold_and_by_closing() {
+fn workers_that_hand_over_or_claim_are_woken_by_the_end_of_a_hold_and_by_closing() {
     explore(2, || {
         let shared = Shared::new(1);
         let others =

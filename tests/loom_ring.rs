@@ -103,13 +103,13 @@ fn longer_units_arrive_whole_and_wrap() {
 }
 
 #[test]
-fn space_given_back_piecemeal_is_not_overwritten_early() {
+fn space_that_is_freed_in_pieces_is_not_overwritten_early() {
     let _watchdog = watchdog(60);
     check(2, &[2, 1, 2], 1);
 }
 
 #[test]
-fn a_cursor_that_leaves_the_ring_is_noticed_on_either_side() {
+fn a_cursor_outside_the_ring_is_detected_on_either_side() {
     let _watchdog = watchdog(60);
     loom::model(|| {
         let shared = |value| AtomicU64::new(value);

@@ -190,7 +190,7 @@ fn run(seed: u64) -> bool {
 }
 
 #[test]
-fn whatever_is_scribbled_over_the_data_are_exact_or_an_error_says_so() {
+fn random_writes_result_in_exact_data_or_an_error() {
     let _watchdog = watchdog(100);
     let reported = (0..2000).filter(|&seed| run(seed)).count();
     // Most locations are unused most of the time. But if no write had an effect, the test would be worthless.
@@ -198,7 +198,7 @@ fn whatever_is_scribbled_over_the_data_are_exact_or_an_error_says_so() {
 }
 
 #[test]
-fn what_runs_beside_a_scribbler_gets_exact_data_or_an_error() {
+fn ends_beside_a_thread_that_writes_at_random_get_exact_data_or_an_error() {
     let _watchdog = watchdog(100);
     for seed in 0..150 {
         let (raw, mut sending, mut receiving) = ends(seed);

@@ -129,7 +129,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn elements_are_copied_in_the_order_that_was_asked_for(array in arrays()) {
+    fn elements_are_copied_in_the_requested_order(array in arrays()) {
         for axes in [in_order(&array), memory_order(&array.shape, &array.strides)] {
             for at_end in [true, false] {
                 prop_assert_eq!(array.copied(&axes, at_end), array.elements(&axes));
@@ -173,7 +173,7 @@ fn memory_order_puts_the_longest_strides_first_and_leaves_repeated_elements_alon
 }
 
 #[test]
-fn what_lies_in_one_piece_in_the_order_of_memory_is_dense() {
+fn contiguous_elements_in_memory_order_are_dense() {
     let dense = |array: &Array, axes: &[usize]| array.plan(axes).is_dense();
     let transposed = Array::new(1, vec![(3, 1), (20, 90), (30, 3)]);
     assert!(dense(&transposed, &memory_order(&transposed.shape, &transposed.strides)));
@@ -187,7 +187,7 @@ fn what_lies_in_one_piece_in_the_order_of_memory_is_dense() {
 }
 
 #[test]
-fn more_elements_than_memory_can_hold_are_no_array() {
+fn more_elements_than_the_address_space_holds_are_rejected() {
     assert!(Strided::new(8, [(usize::MAX, 0)]).is_none());
     assert!(Strided::new(1, [(usize::MAX, 0), (2, 0)]).is_none());
     assert_eq!(Strided::new(1, [(0, 0), (usize::MAX, 0)]).map(|plan| plan.len()), Some(0));

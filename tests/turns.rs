@@ -48,7 +48,7 @@ impl Waiter {
 }
 
 #[test]
-fn turns_that_help_are_given_for_ever() {
+fn yields_that_help_continue_forever() {
     let mut waiter = Waiter::new();
     for _ in 0..10_000 {
         waiter.wait(500 * MICRO, Some(9), 0);
@@ -58,7 +58,7 @@ fn turns_that_help_are_given_for_ever() {
 }
 
 #[test]
-fn turns_of_many_processes_may_last_as_long_as_they_like() {
+fn yields_among_many_processes_may_take_any_time() {
     for (processes, gives_up) in [(3, true), (257, false)] {
         let mut waiter = Waiter { processes, ..Waiter::new() };
         for _ in 0..1_000 {
@@ -69,7 +69,7 @@ fn turns_of_many_processes_may_last_as_long_as_they_like() {
 }
 
 #[test]
-fn turns_that_do_not_help_are_given_up_and_tried_now_and_then() {
+fn yields_that_do_not_help_stop_and_are_tried_again_regularly() {
     let mut waiter = Waiter::new();
     for _ in 0..1_600 {
         waiter.wait(MICRO, None, MILLI);
@@ -83,7 +83,7 @@ fn turns_that_do_not_help_are_given_up_and_tried_now_and_then() {
 }
 
 #[test]
-fn a_sleep_that_was_short_puts_the_turns_back() {
+fn a_short_sleep_restores_the_yields() {
     let mut waiter = Waiter::new();
     for _ in 0..100 {
         waiter.wait(MICRO, None, MILLI);
@@ -95,7 +95,7 @@ fn a_sleep_that_was_short_puts_the_turns_back() {
 }
 
 #[test]
-fn strangers_get_a_fiftieth_of_the_time() {
+fn unrelated_threads_get_a_fiftieth_of_the_time() {
     let mut waiter = Waiter::new();
     let begin = waiter.now;
     while waiter.now < begin + 20_000 * MILLI {
@@ -107,7 +107,7 @@ fn strangers_get_a_fiftieth_of_the_time() {
 }
 
 #[test]
-fn a_stranger_now_and_then_changes_nothing() {
+fn an_occasional_unrelated_thread_changes_nothing() {
     let mut waiter = Waiter::new();
     for number in 0..10_000 {
         waiter.wait(if number % 500 == 0 { 4 * MILLI } else { 20 * MICRO }, Some(0), 0);
@@ -117,7 +117,7 @@ fn a_stranger_now_and_then_changes_nothing() {
 }
 
 #[test]
-fn turns_are_given_again_when_the_stranger_is_gone() {
+fn yields_resume_when_the_unrelated_thread_is_gone() {
     let mut waiter = Waiter::new();
     for _ in 0..1_000 {
         waiter.wait(4 * MILLI, Some(0), 200 * MICRO);
@@ -134,7 +134,7 @@ proptest! {
     /// In all mixtures of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
     /// plus the maximum uncompensated time. A yield of one millisecond does not count as one to an unrelated thread.
     #[test]
-    fn what_strangers_take_is_bounded(
+    fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)
     ) {
         let mut waiter = Waiter::new();

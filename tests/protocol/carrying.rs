@@ -218,7 +218,7 @@ impl World {
     }
 }
 
-// ---- the protocol holds between machines ----------------------------------------------------------------------------
+// ---- the protocol is correct between machines -----------------------------------------------------------------------
 
 fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, ..super::setting(workers, false, outputs) }
@@ -237,7 +237,7 @@ fn two_workers_elsewhere() {
 }
 
 #[test]
-fn a_worker_elsewhere_is_gone_on_with_and_replaced() {
+fn a_worker_on_another_machine_is_resumed_and_replaced() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("goes on", &Setting { resumes: 1, ..one.clone() });
     let replaced = Setting { restarts: true, deaths: 2, ..one };
@@ -249,7 +249,7 @@ fn a_worker_elsewhere_is_gone_on_with_and_replaced() {
 
 #[test]
 #[ignore = "takes ten minutes: by hand, as the others"]
-fn a_worker_elsewhere_is_gone_on_with_twice_and_called_between_snapshots() {
+fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("goes on twice", &Setting { resumes: 2, ..one.clone() });
     holds("goes on, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
@@ -266,14 +266,14 @@ pub fn holds(what: &str, setting: &Setting) {
 }
 
 #[test]
-fn frames_of_a_process_that_come_to_the_one_in_its_place_are_found() {
+fn the_checker_finds_frames_that_reach_the_replacement_of_a_process() {
     let setting = Setting { restarts: true, deaths: 1, epochs: 1, snapshots: 1, ..carried(1, &[1, 1]) };
     let found = super::found(setting, |rules| rules.own_frames = false);
     assert!(found.contains("is delivered"), "{found}");
 }
 
 #[test]
-fn words_that_wait_for_room_are_waited_for_in_vain() {
+fn the_checker_finds_words_that_wait_for_room() {
     let setting = Setting { calls: true, ring: 1, window: 2, epochs: 1, ..carried(1, &[1, 1, 1]) };
     assert!(super::found(setting, |rules| rules.words_at_once = false).contains("everybody waits"));
 }

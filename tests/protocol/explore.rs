@@ -294,7 +294,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-// ---- what is found, in graphs of a few numbers ------------------------------------------------------------------
+// ---- tests of the explorer, with graphs of a few numbers ---------------------------------------------------------
 
 /// A model of steps between numbers, starting at 0. Number 9 breaks a rule.
 struct Numbers {
@@ -325,7 +325,7 @@ impl Model for Numbers {
 }
 
 #[test]
-fn all_states_and_steps_are_counted_and_an_end_may_be_behind_states_that_were_met_later() {
+fn all_states_and_steps_are_counted_and_an_end_may_follow_states_discovered_later() {
     let steps = &[(0, 1), (0, 2), (1, 0), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5), (2, 3)];
     let explored = explore(&Numbers { steps, ends: &[5] });
     assert_eq!(explored, Ok(Explored { states: 6, steps: 9, ends: 1 }));
@@ -345,7 +345,7 @@ fn a_state_without_a_step_is_found() {
 }
 
 #[test]
-fn the_shortest_way_to_what_breaks_a_rule_is_told() {
+fn the_shortest_path_to_a_broken_rule_is_reported() {
     let found = explore(&Numbers { steps: &[(0, 1), (1, 2), (2, 9), (0, 3), (3, 9), (9, 0)], ends: &[] });
     assert_eq!(found, Err("it is nine, after these steps:\n  3\n  9\nin 3".to_owned()));
 }

@@ -117,7 +117,7 @@ fn one_worker() {
 }
 
 #[test]
-fn workers_with_sources_of_their_own() {
+fn workers_with_separate_sources() {
     for window in [1, 2] {
         for outputs in [&[2, 0, 1][..], &[0, 1, 1]] {
             all_hold(&Setting { window, ..setting(2, false, outputs) });
@@ -151,7 +151,7 @@ fn three_workers_and_the_dispatching_process_with_more_items() {
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(2, true, &[1, 1]) });
 }
 
-// ---- the checker finds what was wrong -----------------------------------------------------------------------------
+// ---- the checker finds earlier defects ----------------------------------------------------------------------------
 
 /// Returns the fault that exploring finds with an old version of one rule.
 #[track_caller]
@@ -166,7 +166,7 @@ fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
 }
 
 #[test]
-fn grants_without_an_epoch_and_readers_that_take_newer_units_lose_items() {
+fn grants_without_an_epoch_lose_items_if_readers_take_newer_units() {
     let setting = Setting { breaks: true, ..setting(2, true, &[2, 0, 1]) };
     let found = found(setting, |rules| rules.streams = false);
     let lost = ["is delivered as number", "as if it were whole", "everybody waits"];
@@ -174,37 +174,37 @@ fn grants_without_an_epoch_and_readers_that_take_newer_units_lose_items() {
 }
 
 #[test]
-fn strict_order_alone_stands_still_with_uneven_work() {
+fn strict_order_without_receiving_early_deadlocks_with_uneven_work() {
     let setting = setting(2, true, &[2, 0, 2, 0, 1, 1]);
     assert!(found(setting, |rules| rules.take_in = false).contains("everybody waits"));
 }
 
 #[test]
-fn a_death_that_stops_the_epoch_looks_like_its_end() {
+fn an_exit_that_stops_the_epoch_looks_like_its_end() {
     let setting = Setting { deaths: 1, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.deaths = false).contains("as if it were whole"));
 }
 
 #[test]
-fn a_thread_that_reads_on_after_its_epoch_takes_items_of_the_next() {
+fn a_thread_that_keeps_reading_after_its_epoch_takes_items_of_the_next() {
     let setting = Setting { reads_ahead: true, breaks: true, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.late_readers = false).contains("is delivered as number"));
 }
 
 #[test]
-fn calls_that_end_the_epoch_stand_still() {
+fn calls_that_end_the_epoch_deadlock() {
     let setting = Setting { calls: true, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.calls = false).contains("everybody waits"));
 }
 
 #[test]
-fn a_second_pass_that_nobody_begins_stands_still() {
+fn a_second_pass_that_is_never_begun_deadlocks() {
     let setting = Setting { passes: 2, ..setting(1, true, &[1, 1]) };
     assert!(found(setting, |rules| rules.passes = false).contains("everybody waits"));
 }
 
 #[test]
-fn shares_that_are_left_silently_hold_up_the_others() {
+fn workers_that_leave_a_pass_without_a_report_block_the_others() {
     let setting = Setting { header: Some(1), leavers: 1, ..setting(2, true, &[1, 1, 1, 1, 1, 1]) };
     assert!(found(setting, |rules| rules.leaving = false).contains("everybody waits"));
 }

@@ -1,4 +1,4 @@
-//! The memory of the loader in small: rings, words, and what the two ends of a link know.
+//! The memory of the model: rings, words, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 

@@ -42,7 +42,7 @@ fn opened() -> (Meeting, Meeting) {
 }
 
 #[test]
-fn two_ranks_agree_and_part() {
+fn two_ranks_agree_and_leave() {
     let (hub, member) = opened();
     hub.serve().unwrap();
     member.serve().unwrap();
@@ -59,7 +59,7 @@ fn two_ranks_agree_and_part() {
 }
 
 #[test]
-fn the_last_words_of_a_hub_that_goes_arrive() {
+fn the_last_messages_of_a_hub_that_leaves_arrive() {
     let (hub, member) = opened();
     member.serve().unwrap();
     let operation = member.submit(1);
@@ -85,7 +85,7 @@ fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
 }
 
 #[test]
-fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
+fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let hub = Meeting::host(listener, 2, TOKENS).unwrap();
@@ -105,7 +105,7 @@ fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
 }
 
 #[test]
-fn a_stranger_who_says_nothing_is_sent_away() {
+fn a_silent_unrelated_connection_is_closed() {
     use std::io::Read;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

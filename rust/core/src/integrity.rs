@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sealed_word_comes_back_and_no_change_within_a_byte_of_it_is_missed() {
+    fn a_sealed_word_can_be_opened_and_every_change_within_a_byte_is_detected() {
         for value in [0, 1, 40, 0x1234_5678, SEALED, SEALED - 7, 1 << 47] {
             let word = seal(value);
             assert_eq!(open(word), Some(value));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn values_beyond_what_a_word_holds_go_on_from_what_is_known() {
+    fn a_value_wider_than_a_word_is_restored_from_a_known_earlier_value() {
         let known = (7 << SEALED_BITS) - 3;
         assert_eq!(open_after(known, seal(known)), Some(known));
         assert_eq!(open_after(known, seal(known + 100)), Some(known + 100));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn no_single_bit_of_a_unit_can_change_unnoticed() {
+    fn every_single_bit_change_of_a_unit_is_detected() {
         for len in [0_usize, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
             let padded = len.next_multiple_of(8);
             let mut bytes: Vec<u8> = (0..padded).map(|index| (index * 37 + 1) as u8).collect();

@@ -26,13 +26,13 @@ mod tests {
     use super::{bounds, positions};
 
     #[test]
-    fn positions_begin_anew_with_each_piece() {
+    fn positions_restart_with_each_piece() {
         assert_eq!(positions(&[3, 1, 0, 2]), [0, 1, 2, 0, 0, 1]);
         assert_eq!(positions(&[]), [0_i64; 0]);
     }
 
     #[test]
-    fn bounds_are_the_sums_of_the_sizes_and_a_row_that_is_too_long_has_none() {
+    fn bounds_are_sums_of_the_sizes_and_none_for_a_row_that_is_too_long() {
         assert_eq!(bounds(&[3, 1, 2]), Some(vec![0, 3, 4, 6]));
         assert_eq!(bounds(&[]), Some(vec![0]));
         assert_eq!(bounds(&[1 << 30, 1 << 30]), None);

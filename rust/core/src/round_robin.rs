@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_nobody_is_taken_out_of_turn() {
+    fn in_order_no_peer_is_chosen_out_of_turn() {
         let mut turn = RoundRobin::new(2, true);
         assert_eq!(turn.choose(|peer| peer == 1), None);
         assert_eq!(turn.choose(|peer| peer == 0), Some(0));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_begins_with_everybody_live_and_peer_0() {
+    fn an_epoch_begins_with_all_peers_active_at_peer_0() {
         let mut turn = RoundRobin::new(2, true);
         turn.end(0);
         turn.start();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn without_peers_nobody_has_the_turn() {
+    fn without_peers_there_is_no_turn() {
         let mut turn = RoundRobin::new(0, false);
         turn.advance();
         assert_eq!((turn.next(), turn.choose(|_| true)), (None, None));

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_fewer_while_calls_are_fast_and_more_again_once_they_are_slow() {
+    fn the_clock_is_read_less_often_while_calls_are_fast_and_more_often_when_they_are_slow() {
         let mut clock = SampledClock::new(8, 256, Duration::from_millis(1));
         let mut now = clock.looked;
         assert_eq!(steps(&mut clock, &mut now, Duration::from_nanos(500), 7), [8, 16, 32, 64, 128, 256, 256]);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_looks_where_it_is_to() {
+    fn with_equal_limits_the_clock_is_read_at_regular_calls() {
         let mut clock = SampledClock::new(1, 1, Duration::from_millis(1));
         assert!((0..9).all(|_| clock.sample().is_some()));
         let mut clock = SampledClock::new(3, 3, Duration::from_millis(1));

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn none_of_none_is_none() {
+    fn a_permutation_of_zero_numbers_is_empty() {
         assert!(seeded(1).permutation(0).is_empty());
     }
 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn spawning_does_not_disturb_the_parent_unless_in_place() {
+    fn spawning_does_not_change_the_parent_unless_in_place() {
         let mut parent = SeedGenerator::new(5);
         let mut twin = parent.clone();
         let mut child = parent.spawn(2);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_depends_on_how_far_its_parent_was() {
+    fn a_child_depends_on_the_position_of_its_parent() {
         let mut parent = SeedGenerator::new(5);
         let mut early = parent.spawn(0);
         parent.generate_seed();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exported_state_goes_on_where_it_was() {
+    fn an_imported_state_continues_where_it_was_exported() {
         let mut seeds = SeedGenerator::new(9).spawn(4);
         for _ in 0..37 {
             seeds.generate_seed();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_python_writes_for_plain_data_is_taken() {
+    fn pickles_of_plain_data_are_accepted() {
         // pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5), and all its prefixes.
         let whole = b"\x80\x05\x95\x24\0\0\0\0\0\0\0]\x94(}\x94(\x8c\x01a\x94K\x01\x8c\x01b\x94G@\x04\0\0\0\0\0\0N\x86\x94uC\x01x\x94e.";
         assert_eq!(check_plain(whole), Ok(()));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_that_change_objects_or_count_by_themselves_are_refused() {
+    fn instructions_that_change_objects_or_use_memo_indices_are_rejected() {
         // GLOBAL, BUILD, NEWOBJ, NEWOBJ_EX, LONG_BINPUT, BINPUT, INT, LONG, PERSID, EXT1, DUP, NEXT_BUFFER
         for opcode in [b'c', b'b', 0x81, 0x92, b'r', b'q', b'I', b'L', b'P', 0x82, b'2', 0x97] {
             let found = check_plain(&[0x80, 5, opcode, 0, 0, 0, 0, b'.']);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_beyond_the_end_are_refused_before_anything_is_made() {
+    fn lengths_beyond_the_end_are_rejected_before_memory_is_allocated() {
         for opcode in [0x8d, 0x8e, 0x96] {
             let mut bytes = vec![0x80, 5, opcode];
             bytes.extend(u64::MAX.to_le_bytes());

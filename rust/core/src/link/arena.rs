@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_neighbours_merge_whatever_the_order() {
+    fn freed_neighbours_merge_in_any_order() {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut allocator = Allocator::new(3 * BLOCK_ALIGN, 16);
             let offsets: Vec<u64> = (0..3).map(|_| allocator.allocate(BLOCK_ALIGN).unwrap()).collect();

@@ -114,9 +114,9 @@ impl Bell {
 /// A word that a thread raises while it waits for one particular event. Events that are frequent but rarely waited for
 /// need not ring the bell each time.
 ///
-/// The argument is the same as for the bell. The waiting thread raises the word, executes a fence and checks. The other
-/// thread publishes, executes a fence and reads the word. Either the check sees the event, or the other thread sees the
-/// word and rings.
+/// No event is lost, for the same reason as with the bell. The waiting thread raises the word, executes a fence and
+/// checks. The other thread publishes, executes a fence and reads the word. Either the check sees the event, or the
+/// other thread sees the word and rings.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

@@ -260,13 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn mappings_side_by_side_are_one_span() {
+    fn adjacent_mappings_are_merged_into_one_span() {
         assert_eq!(joined(vec![(8, 9), (2, 4), (0, 2), (4, 5), (6, 7)]), [(0, 5), (6, 7), (8, 9)]);
         assert_eq!(joined(vec![]), []);
     }
 
     #[test]
-    fn a_forked_child_drops_all_but_its_own_and_what_is_in_use() {
+    fn a_forked_child_drops_everything_except_its_own_and_pinned_mappings() {
         let links: Vec<Link> = (0..3).map(|_| Link::create(LinkConfig::default()).unwrap()).collect();
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn temporary_files_are_their_makers_alone_from_the_first_moment() {
+    fn temporary_files_are_private_to_their_creator_from_the_start() {
         let folder = std::env::temp_dir();
         for file in [nameless_file(&folder), named_file(&folder).ok()].into_iter().flatten() {
             let found = file.metadata().unwrap();

@@ -20,8 +20,8 @@ const TRY_AGAIN: u32 = 16;
 /// After a shorter sleep, the next wait yields the full number of times.
 const NEAR: u64 = 50_000;
 
-/// From this duration, a yield counts as used by an unrelated thread. With up to 64 workers on 2 cores, yields to
-/// processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
+/// A yield that takes at least this time, in nanoseconds, counts as used by an unrelated thread. With up to 64 workers
+/// on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
 /// With more processes than this, a round of yields among the processes themselves takes as long, and an unrelated
 /// thread gets a small share.
@@ -30,7 +30,7 @@ const FEW: usize = 32;
 const PRICE: u64 = 8;
 /// The maximum uncompensated time in nanoseconds.
 const CREDIT: u64 = 100_000_000;
-/// Beyond the maximum, waits do not yield for this multiple of the last such yield.
+/// When the maximum is exceeded, waits do not yield for this multiple of the duration of the last such yield.
 const REST: u64 = 50;
 
 /// The yield statistics of a process.

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_the_last_mark_and_the_steps_since_are_kept() {
+    fn in_order_the_last_mark_and_the_items_since_are_kept() {
         let mut place = Place::new(0, 0, []);
         for index in 0..7 {
             place.note(index, (index % 3 == 2).then_some(index + 1));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_order_gaps_are_kept_and_closed_whatever_was_marked() {
+    fn out_of_order_gaps_are_kept_and_closed_for_any_marks() {
         for marked in [[true; 4], [false; 4], [true, false, true, false], [false, true, false, true]] {
             let mut place = Place::new(0, 0, []);
             let mut seen = Vec::new();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_after_an_item_that_was_given_before_brings_the_place_nearer() {
+    fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
         let mut place = Place::new(0, 3, [4]);
         assert_eq!(given(&place), [0, 1, 2, 4]);
         place.note_late(1, 2);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_comes_late_counts_though_the_gap_was_closed_before() {
+    fn a_late_mark_counts_although_the_gap_was_already_closed() {
         let mut place = Place::new(0, 0, [1]);
         place.note(0, None);
         place.note_late(1, 2);

@@ -2,8 +2,8 @@
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts its thread, callers serve the
 //! sockets while they wait. Therefore a program that creates meetings and then forks workers has no thread at the fork.
-//! The thread needs only the lock of the table, which is never held during a wait. So it sends heartbeats no matter
-//! what the program does.
+//! The thread needs only the lock of the table, which is never held during a wait. Therefore the thread sends
+//! heartbeats no matter what the program does.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

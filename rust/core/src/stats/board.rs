@@ -269,7 +269,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins an epoch. In the main process, it begins with the first item. With None, it is the next epoch.
+    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, it begins with the
+    /// first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);

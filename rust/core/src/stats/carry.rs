@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_board_says_there_what_it_says_here_but_for_moments_and_signals() {
+    fn a_copied_page_equals_the_original_except_for_times_and_signals() {
         let (there, page) = elsewhere();
         let here = board(4, 60);
         here.page(0).unwrap().adopt(Role::Main, 0);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_the_other_clock_moved_by_what_lies_between_and_none_stays_none() {
+    fn times_are_shifted_by_the_difference_of_the_clocks_and_zero_stays_zero() {
         let (_there, page) = elsewhere();
         let mut carried = page.carry_out();
         let ahead = 1_u64 << 50; // how far the other clock is ahead
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_place_goes_on_with_the_counts_of_who_had_it() {
+    fn a_replacement_continues_the_counts_of_its_predecessor() {
         let (_there, page) = elsewhere();
         let next = board(2, 3);
         let taken = next.page(1).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_contradicts_itself_or_has_no_room_is_refused_and_changes_nothing() {
+    fn an_inconsistent_or_too_large_page_is_rejected_and_changes_nothing() {
         let (_there, page) = elsewhere();
         let carried = page.carry_out();
         let here = board(2, 3);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_main_notes_of_a_process_elsewhere_stays_when_its_counts_come() {
+    fn fields_that_the_main_process_writes_are_kept_when_counters_arrive() {
         let (_there, page) = elsewhere();
         let here = board(2, 3);
         let taken = here.page(1).unwrap();

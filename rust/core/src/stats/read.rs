@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_says_what_none_says_is_left_out_and_named_by_its_number() {
+    fn an_invalid_page_is_skipped_and_reported_with_its_number() {
         let board = board();
         assert!(board.damage().is_none());
         assert_eq!(field(&board.read()[0], "number"), &Value::Number(7));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_may_shrink_is_not_looked_at() {
+    fn memory_that_is_not_sealed_is_not_read() {
         if crate::process::portable() {
             return;
         }

@@ -85,7 +85,7 @@ mod tests {
     use super::Exclusive;
 
     #[test]
-    fn one_at_a_time_holds_the_value_and_knows_it() {
+    fn one_thread_at_a_time_holds_the_value_and_can_detect_it() {
         let value = Exclusive::new(1);
         let mut held = value.try_hold().expect("nobody has it");
         *held += 1;

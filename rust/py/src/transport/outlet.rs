@@ -147,8 +147,8 @@ impl Outlet {
         self.dealing.begin();
     }
 
-    /// Returns a shard of a worker that still recomputes items. All shards do that first, because the main process has
-    /// these items and waits for the ones after them.
+    /// Returns a shard of a worker that still recomputes items. All shards recompute such items first, because the main
+    /// process already has them and waits for later ones.
     #[inline]
     fn owing(&self) -> Option<usize> {
         if self.has_shards { self.producers.iter().position(|producer| producer.owed() > 0) } else { None }
