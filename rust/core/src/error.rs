@@ -17,8 +17,8 @@ pub enum OpenError {
     },
     /// The file system of the temporary file, which replaces shared memory, has no space.
     #[error(
-        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, let TMPDIR \
-         name a folder with more, or unset TORCHDATA_PORTABLE where the system has memfd_create",
+        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
+         to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
         folder.display()
     )]
     NoRoom {
@@ -91,11 +91,11 @@ fn way_out(source: &io::Error) -> &'static str {
              `memory_budget=`, use fewer workers, or raise the limit"
         }
         Some(libc::EFBIG) => {
-            "; the limit of the size of a file (ulimit -f) is reached, which holds for shared memory, too: give the reading \
+            "; the limit of the size of a file (ulimit -f) is reached, which also applies to shared memory: give the reading \
              service a smaller `memory_budget=`, or raise the limit"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
-            "; on the portable fallback shared memory is a temporary file: let TMPDIR name a folder that is there"
+            "; on the portable fallback shared memory is a temporary file: set TMPDIR to an existing folder"
         }
         _ => "",
     }

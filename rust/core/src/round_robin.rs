@@ -36,7 +36,7 @@ impl RoundRobin {
     ///
     /// If the peer does not exist.
     pub fn start_at(&mut self, peer: usize) {
-        assert!(peer < self.ended.len(), "there are {} peers, and no number {peer}", self.ended.len());
+        assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
         self.current = peer;
     }

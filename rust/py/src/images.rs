@@ -36,7 +36,7 @@ pub fn resize_pixels(
     let (from, to) = (source.buf_ptr() as usize, out.buf_ptr() as usize);
     let (from_len, to_len) = (source.len_bytes(), out.len_bytes());
     if from < to + to_len && to < from + from_len {
-        return Err(PyBufferError::new_err("`out` must be other memory than the source"));
+        return Err(PyBufferError::new_err("`out` must not share memory with the source"));
     }
     let done = py.detach(|| {
         // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. Python code

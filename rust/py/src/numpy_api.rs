@@ -71,7 +71,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
-            .ok_or_else(|| PyImportError::new_err("NumPy was imported, but its C API is nowhere to be found"))?,
+            .ok_or_else(|| PyImportError::new_err("NumPy was imported, but its C API was not found"))?,
     };
     let capsule = module.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
     let table: NonNull<*const c_void> = capsule.pointer_checked(None)?.cast();
@@ -82,7 +82,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     };
     if abi > NEWEST_ABI {
         return Err(PyRuntimeError::new_err(format!(
-            "this NumPy has the binary interface {abi:#x}, and this torchdata knows those up to {NEWEST_ABI:#x}: install \
+            "this NumPy has the binary interface {abi:#x}, but this torchdata supports up to {NEWEST_ABI:#x}: install \
              an older NumPy or a newer torchdata"
         )));
     }

@@ -21,7 +21,7 @@ pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
 fn raise(payload: &(dyn Any + Send)) {
     let what = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref().copied());
     let error = PySystemError::new_err(format!(
-        "an error inside torchdata's extension, which is to be reported to its developers: {}",
+        "an error inside torchdata's extension, please report it to the developers: {}",
         what.unwrap_or("a panic without a message")
     ));
     // SAFETY: callers hold the GIL.

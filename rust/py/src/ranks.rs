@@ -68,7 +68,9 @@ impl PyMeeting {
 
     fn get(&self) -> PyResult<Arc<Meeting>> {
         if self.process != std::process::id() {
-            return Err(PyRuntimeError::new_err("a forked child takes no part in the meeting of its parent's ranks"));
+            return Err(PyRuntimeError::new_err(
+                "a forked child cannot take part in the meeting of its parent's ranks",
+            ));
         }
         let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))

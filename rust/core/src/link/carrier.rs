@@ -111,7 +111,7 @@ fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
 }
 
 fn number<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Corrupted> {
-    Ok(cut(bytes, N)?.try_into().expect("as many as were cut"))
+    Ok(cut(bytes, N)?.try_into().expect("`cut` returns this length"))
 }
 
 impl<'a> Carried<'a> {

@@ -59,7 +59,7 @@ impl Region {
     /// Frees the pages of `offset..offset + len`. They are zero afterwards, and use no memory until they are touched
     /// (or reserved, on the fallback). Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
-        assert!(offset + len <= self.len(), "a part outside the region");
+        assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory. Callers ensure that its contents are not
         // needed.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
@@ -95,7 +95,7 @@ impl Region {
     /// If it was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
-        assert!(fd >= 0, "the descriptor of this region was closed: it has been passed to all who should have it");
+        assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
         // SAFETY: open until `close`, whose callers ensure that it is not in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }

@@ -20,7 +20,7 @@ use crate::error::Corrupted;
 const WORD: usize = size_of::<u64>();
 /// The time of the copy, and the number of pipes and flows.
 const HEAD: usize = 3;
-const CONTRADICTS: Corrupted = Corrupted("the counters of a process elsewhere contradict their lengths");
+const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
 /// Words of a page that belong together.
 struct Span {

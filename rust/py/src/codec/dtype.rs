@@ -119,7 +119,7 @@ impl Dtype {
             if let Some(unit) = self.unit {
                 let metadata = numpy.unit_of(descr.as_ptr().cast());
                 if metadata.is_null() {
-                    return Err(PyValueError::new_err("this NumPy keeps the units of times elsewhere"));
+                    return Err(PyValueError::new_err("this version of NumPy stores the units of times elsewhere"));
                 }
                 (&raw mut (*metadata).meta.base).cast::<u32>().write(unit.base);
                 (*metadata).meta.num = unit.count;

@@ -100,8 +100,8 @@ impl Turn {
         });
         if is_waiting || self.reader.load(Relaxed) == thread {
             return Err(PyRuntimeError::new_err(
-                "this thread is reading an item already, and asks for another one meanwhile (in a signal handler, or in a \
-                 function that the item goes through): ask when it has come",
+                "this thread is reading an item already, and requests another one (in a signal handler, or in a \
+                 function of the pipeline): request it after the first one has arrived",
             ));
         }
         if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {
@@ -141,8 +141,8 @@ impl Turn {
         let reader = self.reader.load(Relaxed);
         if is_inherited(reader) && reader != 0 {
             return Err(PyRuntimeError::new_err(format!(
-                "a thread of process {} was reading this iterator when process {} was forked, and nobody can finish that \
-                 here: make a loader of your own in the child",
+                "a thread of process {} was reading this iterator when process {} was forked, and this read cannot \
+                 be finished here: create another loader in the child",
                 self.process,
                 std::process::id()
             )));
@@ -183,7 +183,7 @@ impl Turn {
     }
 
     /// Closes the turn: from now on, requests for an item raise a RuntimeError with this text.
-    #[pyo3(signature = (why = "this program ends, and a thread of it asks a loader for another item"))]
+    #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
             self.crowd.fetch_add(CLOSED, Relaxed);

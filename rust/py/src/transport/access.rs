@@ -60,7 +60,7 @@ impl Access {
         self.reader.try_hold().ok_or_else(|| {
             PyRuntimeError::new_err(
                 "another thread is reading from this loader: a loader has one reader at a time (or a signal handler reads \
-                 while the loop that it interrupted does)",
+                 while the loop that it has interrupted also reads)",
             )
         })
     }
@@ -72,18 +72,20 @@ impl Access {
         enter::poll(py, None, |_| {
             held = self.reader.try_hold();
             if held.is_none() {
-                self.refuse_here("an epoch cannot begin while this thread waits for an item of the last one")?;
+                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous one")?;
                 self.signs.own.ring();
             }
             Ok(held.is_some())
         })?;
-        Ok(held.expect("a poll without a limit ends with what it looked for"))
+        Ok(held.expect("a poll without a limit ends with a result"))
     }
 
     /// Returns an error if the current thread is reading, because a signal handler would then wait forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
-            return Err(PyRuntimeError::new_err(format!("{why} (in a signal handler, say): leave the loop first")));
+            return Err(PyRuntimeError::new_err(format!(
+                "{why} (for example in a signal handler): leave the loop first"
+            )));
         }
         Ok(())
     }
@@ -165,7 +167,7 @@ impl Access {
             pass.store(u64::from(next.pass()), Relaxed);
         }
         if pass.load(Relaxed) != u64::from(reader.stream.pass()) {
-            return Err(PyRuntimeError::new_err("this iterator was left for a later one over the same items"));
+            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this one"));
         }
         let next = reader.next(py, &self.signs, epoch);
         reader.apply_pause(&self.signs);

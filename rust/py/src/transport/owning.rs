@@ -38,7 +38,7 @@ fn refused(py: Python<'_>, owner: u32) -> PyErr {
     match py.import("torchdata._engine.processes.strangers").and_then(|module| module.call_method0("leave")) {
         Err(error) => error,
         Ok(_) => PyRuntimeError::new_err(format!(
-            "this loader's workers belong to process {owner}, of which this one is a forked child: make a loader of your own \
+            "this loader's workers belong to process {owner}, but this is a forked child of it: create another loader \
              in the child"
         )),
     }

@@ -160,7 +160,7 @@ impl Outlet {
         let account = producer.account();
         match self.expected.get(target).copied().flatten() {
             Some(expected) if producer.owed() == 0 && expected != account.checksum => Err(repeats_not(format!(
-                "its items up to number {} are not those of the run that was stopped",
+                "its items up to number {} differ from those of the earlier run",
                 account.items
             ))),
             _ => Ok(()),
@@ -174,7 +174,9 @@ impl Outlet {
         producer.go_on_from(account, 0);
         if owed > 0 && self.expected.get(target).copied().flatten().is_some() {
             let came = account.items;
-            return Err(repeats_not(format!("it ended after {came} items, {owed} before where the run was stopped")));
+            return Err(repeats_not(format!(
+                "it ended after {came} items, {owed} items before the position of the state"
+            )));
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ impl<T> OrderedQueue<T> {
     /// by the worker at the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
         state.settle(at);
         state.pending[at].phase = Phase::Waiting(item);
         state.waiting.push_back(slot);
@@ -98,7 +98,7 @@ impl<T> OrderedQueue<T> {
         if state.holds == 0 {
             let most = most.min(least.max(state.waiting.len().div_ceil(sharers.max(1))));
             while let Some(&slot) = state.waiting.front() {
-                let Some(at) = state.find(slot) else { unreachable!("what waits has a slot") };
+                let Some(at) = state.find(slot) else { unreachable!("an unclaimed item has a slot") };
                 let phase = &mut state.pending[at].phase;
                 let Phase::Waiting(item) = phase else { unreachable!("it waits") };
                 let alone = !joins(item);

@@ -211,7 +211,7 @@ impl<T> OrderedQueue<T> {
     }
 
     fn put_locked(&self, state: &mut State<T>, slot: Slot, outcome: Outcome<T>) -> Option<T> {
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
         let phase = self.put_down(state, at, outcome);
         state.advance();
         match phase {
