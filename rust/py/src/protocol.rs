@@ -30,7 +30,7 @@ pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-/// The state of a child with respect to commands.
+/// The state of a child with respect to commands. See `torchdata_core::protocol::Obedience`.
 #[pyclass(frozen, name = "Obedience", module = "torchdata._native")]
 pub struct PyObedience(Mutex<Obedience>);
 
@@ -62,12 +62,10 @@ impl PyObedience {
         })
     }
 
-    /// Records that the epoch has ended or was abandoned.
     fn leave(&self) {
         self.with(Obedience::leave);
     }
 
-    /// Records that functions up to this number were sent together with the epoch.
     fn expect(&self, number: u64) {
         self.with(|obedience| obedience.expect(number));
     }
@@ -78,7 +76,8 @@ impl PyObedience {
     }
 }
 
-/// The state of a loader's children. The dispatching process is the last one.
+/// The state of a loader's children. The dispatching process is the last one. See `torchdata_core::protocol::Replacing`
+/// for the methods.
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing {
     replacing: Mutex<Replacing>,
@@ -118,13 +117,11 @@ impl PyReplacing {
         self.with(Replacing::begin);
     }
 
-    /// Returns whether a child has exited and is not needed again in this epoch.
     fn rests(&self, child: usize) -> PyResult<bool> {
         self.check(&[child], self.workers)?;
         Ok(self.with(|replacing| replacing.rests(child)))
     }
 
-    /// Returns the children to replace. Other children that have exited are not needed again in this epoch.
     fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> PyResult<Vec<usize>> {
         self.check(&dead, ended.len())?;
         Ok(self.with(|replacing| replacing.wanted(&dead, &ended)))
@@ -145,26 +142,24 @@ impl PyReplacing {
         Ok((verdict.deaths, verdict.is_new, verdict.is_final()))
     }
 
-    /// The number of the item, counted from 0 in the epoch, that a child was computing.
     fn item_of(&self, child: usize, received: Vec<u64>) -> PyResult<u64> {
         self.check(&[child], received.len())?;
         Ok(self.with(|replacing| replacing.item_of(child, &received)))
     }
 
-    /// Returns whether the replacement repeats an epoch from which the main process has received everything.
     fn repeats(&self, child: usize, ended: Vec<bool>) -> PyResult<bool> {
         self.check(&[child], ended.len())?;
         Ok(self.with(|replacing| replacing.repeats(child, &ended)))
     }
 
-    /// Returns whether replacements first repeat the end of the previous epoch.
     #[staticmethod]
     fn repeats_earlier(outlives: bool, begins: bool) -> bool {
         Replacing::repeats_earlier(outlives, begins)
     }
 }
 
-/// The functions that the main process applies to the graphs of all children.
+/// The functions that the main process applies to the graphs of all children. See `torchdata_core::protocol::Calls` for
+/// the methods.
 #[pyclass(frozen, name = "Calls", module = "torchdata._native")]
 pub struct PyCalls {
     calls: Mutex<Calls>,
@@ -186,7 +181,6 @@ impl PyCalls {
 
 #[pymethods]
 impl PyCalls {
-    /// The position of a child that runs no epoch: after all items.
     #[classattr]
     const BETWEEN: u64 = BETWEEN;
     #[classattr]
@@ -197,47 +191,38 @@ impl PyCalls {
         Self { calls: Mutex::new(Calls::new(children)), children }
     }
 
-    /// Records that an epoch begins, and whether the previous one may be repeated.
     fn begin(&self, again: bool) {
         self.of_all(|calls| calls.begin(again));
     }
 
-    /// Records a function that will be sent next, and returns its number.
     fn note(&self) -> u64 {
         self.of_all(Calls::note)
     }
 
-    /// Records that a function is sent to a child.
     fn tell(&self, number: u64, child: usize) -> PyResult<()> {
         self.with(child, |calls| calls.tell(number, child))
     }
 
-    /// Records that a child is not needed again in this epoch.
     fn rest(&self, number: u64, child: usize) -> PyResult<()> {
         self.with(child, |calls| calls.rest(number, child))
     }
 
-    /// Returns the functions that were sent to a child and have an unknown position.
     fn unsettled(&self, child: usize) -> PyResult<Vec<u64>> {
         self.with(child, |calls| calls.unsettled(child))
     }
 
-    /// Records that a child has acknowledged a function at this position.
     fn settle(&self, number: u64, child: usize, place: u64) -> PyResult<()> {
         self.with(child, |calls| calls.settle(number, child, place))
     }
 
-    /// Records that a worker has ended after `received` items, so it applied all other functions after them.
     fn settle_behind(&self, child: usize, received: u64) -> PyResult<()> {
         self.with(child, |calls| calls.settle_behind(child, received))
     }
 
-    /// Returns whether all positions are known at which a child applied functions of epochs that may be repeated.
     fn is_placed(&self, child: usize) -> PyResult<bool> {
         self.with(child, |calls| calls.is_placed(child))
     }
 
-    /// Returns the functions that a replacement child applies before anything else.
     fn ahead(&self, child: usize, runs: bool, repeats: bool) -> PyResult<Vec<u64>> {
         self.with(child, |calls| calls.ahead(child, runs, repeats))
     }

@@ -20,7 +20,6 @@ use crate::enter::{self, Slices};
 /// Why operations fail: the fault, the ranks at fault, and the rank that noticed.
 type Blame = (&'static str, Vec<u32>, u32);
 
-/// The connection of this rank to all ranks of a job.
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
     /// None after `close`. Waits hold a reference.
@@ -143,14 +142,12 @@ impl PyMeeting {
         })
     }
 
-    /// Ends the wait of another thread, if any. The other ranks learn that this rank is at fault.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let meeting = self.get()?;
         py.detach(|| meeting.leave());
         Ok(())
     }
 
-    /// Returns the reason why all operations fail, if any.
     fn blame(&self) -> PyResult<Option<Blame>> {
         Ok(self.get()?.verdict().map(blame))
     }

@@ -27,7 +27,6 @@ fn tell(stall: &Stall) {
     });
 }
 
-/// Sets the callback. The first one is kept.
 #[pyfunction]
 pub fn watch_with(py: Python<'_>, on_stall: Py<PyAny>) {
     let _ = ON_STALL.set(py, on_stall);

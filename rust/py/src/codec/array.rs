@@ -215,7 +215,6 @@ pub fn make<'py>(
     Ok(array)
 }
 
-/// The memory of an array that `make` has created without `over`.
 pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
@@ -259,7 +258,6 @@ pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bo
 }
 
 pub trait Element: Copy {
-    /// The type number of the corresponding NumPy dtype.
     const NUMBER: u8;
 }
 
@@ -276,7 +274,6 @@ impl Element for i64 {
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 
-/// Creates an array over an arena buffer.
 pub fn empty_over<'py>(
     buffer: Bound<'py, ArenaBuffer>,
     dtype: Dtype,

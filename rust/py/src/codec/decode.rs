@@ -227,7 +227,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
         }
     }
 
-    /// A tuple, a list or a batch of numbers.
     fn numbers(&mut self) -> PyResult<Bound<'py, PyAny>> {
         let container = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;
         let element = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;

@@ -513,7 +513,6 @@ impl Encoder {
         Ok(())
     }
 
-    /// Writes the header of `len` inline bytes.
     fn inline_head(&mut self, len: usize) {
         let mut head = [0; 9];
         head[1..].copy_from_slice(&(len as u64).to_le_bytes());

@@ -75,13 +75,11 @@ impl TFRecordReader {
         }
     }
 
-    /// The offset of the next record in bytes.
     #[getter]
     fn offset(&self) -> u64 {
         self.records.offset()
     }
 
-    /// The number of the next record, from 0.
     #[getter]
     fn record(&self) -> u64 {
         self.records.record()

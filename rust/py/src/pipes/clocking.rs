@@ -34,7 +34,6 @@ pub const LOOK_AGAIN: u32 = 128;
 /// time, and one that is too low misses one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether any root call is being measured.
 #[inline]
 pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
@@ -49,7 +48,6 @@ struct Clocking {
     /// Nanoseconds of the calls made by the innermost measured call.
     children: Cell<u64>,
     calls: Cell<u64>,
-    /// The number of root calls until the next measured one.
     countdown: Cell<u64>,
     gap: Cell<u64>,
     /// The limit for the mean of the next gap: see [`next_gap`].

@@ -13,7 +13,6 @@ use crate::gil_cell::GilCell;
 use crate::pipes::clocking;
 
 pub struct Metering {
-    /// The number of calls until the next measured one.
     pub countdown: u32,
     /// The number of calls that a measured call represents, the state of the random generator, and the limit for the
     /// mean of the next gap.
@@ -29,7 +28,6 @@ impl Metering {
         Self { countdown: 1, gap: 1, random: Cell::new(nanoseconds() | 1), most: Cell::new(1), measured: 0 }
     }
 
-    /// Returns whether the call that begins now is measured.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.countdown = self.countdown.wrapping_sub(1);

@@ -164,7 +164,6 @@ impl IterationToken {
         (id, resumed)
     }
 
-    /// Invalidates all existing iterators without starting a new iteration.
     fn invalidate(&self) {
         self.current.fetch_add(1, Relaxed);
     }
@@ -202,13 +201,11 @@ impl IterationToken {
         }
     }
 
-    /// The number of the valid iterator, or 0 if the pipe was never iterated.
     #[getter]
     fn current(&self) -> u64 {
         self.current.load(Relaxed)
     }
 
-    /// The number of items that the valid iterator has yielded.
     #[getter]
     pub fn yielded(&self) -> u64 {
         self.own.load(Relaxed)

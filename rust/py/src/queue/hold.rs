@@ -44,12 +44,10 @@ impl ReadAheadHold {
 
 #[pymethods]
 impl ReadAheadHold {
-    /// Waits until all workers are paused. Returns False if one is still busy after `seconds`.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
     }
 
-    /// Releases the hold. Further calls do nothing.
     fn release(&self, py: Python<'_>) {
         let hold = self.hold.with(py, Option::take);
         if let Some(hold) = hold

@@ -67,7 +67,7 @@ type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 /// it.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer of their results.
+/// The queue between threads that read ahead and the consumer of their results. See [`OrderedQueue`] for most methods.
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
@@ -225,7 +225,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Records that the worker of a slot has left the source and will put the outcome later. Holds do not wait for it.
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
         self.get()?.leave_source(slot);
         Ok(())
@@ -263,7 +262,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Returns claimed items to the queue, for any thread to claim.
     fn hand_back(&self, slots: Vec<Slot>, items: Vec<Py<PyAny>>) -> PyResult<()> {
         drop(self.get()?.hand_back(slots.into_iter().zip(items).collect(), |entry, item| entry.content = item));
         Ok(())
@@ -323,12 +321,10 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Appends an existing result after all others.
     fn append(&self, item: Py<PyAny>) -> PyResult<()> {
         self.settle(None, Outcome::Item(Entry::new(item)))
     }
 
-    /// Appends an error in the place of a result, after all others.
     fn append_error(&self, error: Py<PyAny>) -> PyResult<()> {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
@@ -379,20 +375,16 @@ impl ReadAheadQueue {
         Some((window.row, window.ahead_of(given)))
     }
 
-    /// Prevents workers from starting items until the hold is released.
     fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
         slf.get().get()?;
         Ok(ReadAheadHold::on(slf.unbind()))
     }
 
-    /// Waits until no worker uses the source or an item that it may change. Returns False if one still does after
-    /// `seconds`.
     fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
         enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_still(slice), |_| Ok(false))
     }
 
-    /// Closes the queue for workers and the consumer. Does nothing in a forked child.
     fn close(&self) {
         if let Ok(queue) = self.get() {
             queue.close();
@@ -419,13 +411,11 @@ impl ReadAheadQueue {
         Ok(slots)
     }
 
-    /// Replaces the content of a slot, unless a worker works on it or it does not exist.
     fn exchange(&self, slot: Slot, content: Py<PyAny>) -> PyResult<()> {
         drop(self.get()?.exchange(slot, Entry::new(content)));
         Ok(())
     }
 
-    /// Returns whether more slots would have saved the consumer a wait since the last call.
     fn has_lacked(&self) -> PyResult<bool> {
         Ok(self.get()?.has_lacked())
     }
@@ -446,7 +436,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Whether this is a copy in a forked child, without workers.
     #[getter]
     fn is_inherited(&self) -> bool {
         self.get().is_err()

@@ -117,7 +117,6 @@ impl Access {
         Ok(())
     }
 
-    /// Ends an epoch, even if it was not read: the peers need not send more of it.
     pub fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.signs.stopped.store(true, Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -136,7 +135,6 @@ impl Access {
         }
     }
 
-    /// Ends the epoch on this side: no more items are returned, and the peers stop computing them.
     pub fn stop(&self) {
         self.signs.stopped.store(true, Relaxed);
         self.set_paused(true);

@@ -90,7 +90,6 @@ impl PyCarrier {
         py.detach(|| self.held().put(head, beside)).map_err(errors::corrupted)
     }
 
-    /// Stores words from the other machine for the processes on this machine.
     fn put_words(&self, py: Python<'_>, words: Vec<u64>) -> PyResult<()> {
         let words = Words::try_from(words).map_err(|_| PyValueError::new_err("there are five words"))?;
         py.detach(|| self.held().put_words(words));

@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 
 struct Stall {
     patience: Duration,
-    /// The waiting time at which `on_stall` is called next.
     next: Duration,
     /// Called with (peer, seconds) to warn.
     on_stall: Py<PyAny>,
@@ -16,7 +15,6 @@ struct Stall {
 
 /// What happens instead of an error when a wait is too long.
 struct Hang {
-    /// The waiting time at which `on_hang` is called next.
     next: Duration,
     /// Called with (peer, seconds, seconds of patience). Kills a process that hangs, and returns whether it has killed
     /// one.

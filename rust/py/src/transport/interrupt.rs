@@ -4,7 +4,6 @@
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
 
-/// Orders that interrupt the reader of a worker.
 pub struct Interrupt {
     control: Probe,
     /// The exception class for another epoch or a stop.

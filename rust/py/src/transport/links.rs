@@ -45,12 +45,10 @@ impl PyLink {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
 
-    /// Closes the descriptor after all processes have received it.
     fn close_descriptor(&self) {
         self.0.region().close();
     }
 
-    /// Returns whether a process has taken the consumer end.
     fn has_consumer(&self) -> bool {
         self.0.has_consumer()
     }
@@ -61,7 +59,6 @@ impl PyLink {
         self.0.probe().obeyed_at(count).map_err(errors::corrupted)
     }
 
-    /// Returns (items, bytes) sent over the link so far.
     fn sent(&self) -> (u64, u64) {
         self.0.sent()
     }
@@ -89,7 +86,6 @@ impl PyBellBoard {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
 
-    /// Closes the descriptor after all processes have received it.
     fn close_descriptor(&self) {
         self.0.region().close();
     }

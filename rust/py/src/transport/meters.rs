@@ -31,7 +31,6 @@ impl Meters {
         Ok(flows)
     }
 
-    /// Counts waits for messages as idle time of the process with that page.
     pub fn count_idle(&mut self, board: &PyStatsBoard, page: usize) -> PyResult<()> {
         self.idle = Some(board.page(page)?.idle());
         Ok(())

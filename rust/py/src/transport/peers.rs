@@ -49,12 +49,10 @@ impl Peer {
         !self.taken_in.is_empty() || self.has_arrived()
     }
 
-    /// Returns whether a unit is pending in the ring.
     pub fn has_arrived(&mut self) -> bool {
         self.consumer.readable().unwrap_or(true)
     }
 
-    /// Returns whether a unit was taken from the ring and not delivered.
     pub fn has_taken_in(&self) -> bool {
         !self.taken_in.is_empty()
     }
@@ -209,7 +207,6 @@ impl Peers {
         collecting.next(|peer| self.all[peer].is_ready(), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current one. Returns whether there was one.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         let Peer { consumer, taken_in } = &mut self.all[peer];
@@ -228,7 +225,6 @@ impl Peers {
         self.all[peer].taken_in.push_front(taken);
     }
 
-    /// Returns whether the buffers of the current unit may stay in the memory of their sender.
     #[inline]
     pub fn may_lease(&self, peer: usize) -> bool {
         self.all[peer].may_lease()

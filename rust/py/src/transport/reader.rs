@@ -47,7 +47,6 @@ impl Signs {
         }
     }
 
-    /// Returns whether a thread that reads `epoch` must stop.
     #[inline]
     pub fn is_over(&self, epoch: u32) -> bool {
         self.stopped.load(Relaxed) || self.epoch.load(Relaxed) != u64::from(epoch)
@@ -107,7 +106,6 @@ impl Reader {
         self.peers.begin(stream, looked_into);
     }
 
-    /// Pauses or resumes the peers, if other threads have requested that.
     #[inline]
     pub fn apply_pause(&mut self, signs: &Signs) {
         self.peers.set_paused(signs.paused.load(Relaxed));

@@ -60,12 +60,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns, by peer, the received items, delivered or not.
     fn all_received(&self, py: Python<'_>) -> Vec<Account> {
         (0..self.peers.len()).map(|peer| self.peers.received(peer, self.progress.delivered(py, peer))).collect()
     }
 
-    /// Returns, by peer, whether the stream has ended.
     fn have_ended(&self) -> Vec<bool> {
         (0..self.peers.len()).map(|peer| self.collecting.is_ended(peer) || self.peers.has_last(peer)).collect()
     }

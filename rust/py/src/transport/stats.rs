@@ -25,7 +25,7 @@ enum Counted<'py> {
     Handing(Bound<'py, HandingIterator>),
 }
 
-/// Counters of all processes of a loader, in shared memory.
+/// Counters of all processes of a loader, in shared memory. See `torchdata_core::stats` for most methods.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
 
@@ -102,13 +102,11 @@ impl PyStatsBoard {
         }
     }
 
-    /// Whether the time of each pipe is measured.
     #[getter]
     fn full(&self) -> bool {
         self.0.is_full()
     }
 
-    /// Returns the process that created it, and the time in nanoseconds of the monotonic clock.
     fn made(&self) -> (u32, u64) {
         self.0.made()
     }
@@ -163,7 +161,6 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Ends the epoch in this process, if one is running.
     fn end_span(&self, page: usize) -> PyResult<()> {
         let page = self.own_page(page)?;
         page.end_first();
@@ -171,14 +168,11 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Sets how to request a stack from this process: the signal, and the descriptor to which the stack is written. 0
-    /// means that it cannot be requested.
     fn set_stack(&self, page: usize, signal: u32, descriptor: u32) -> PyResult<()> {
         self.own_page(page)?.set_stack(signal, descriptor);
         Ok(())
     }
 
-    /// Returns a copy of the counters of the process with that page, for the board of another machine.
     fn carry_out(&self, page: usize) -> PyResult<Vec<u8>> {
         Ok(self.page(page)?.carry_out())
     }
@@ -188,25 +182,20 @@ impl PyStatsBoard {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
 
-    /// Stores the counters of a process on another machine, and in nanoseconds: the time that its threads ran, the time
-    /// that they waited for a processor, and its age. Only for the main process.
     fn hear(&self, page: usize, carried: &[u8], times: [u64; 3]) -> PyResult<()> {
         self.own_page(page)?.hear(carried, times).map_err(errors::corrupted)
     }
 
-    /// Sets the location of a process on another machine after it has started. Only for the main process.
     fn set_place(&self, page: usize, place: &str) -> PyResult<()> {
         self.own_page(page)?.set_place(place);
         Ok(())
     }
 
-    /// Records that a process on another machine has exited. Only for the main process.
     fn set_gone(&self, page: usize) -> PyResult<()> {
         self.own_page(page)?.set_gone();
         Ok(())
     }
 
-    /// Counts a frame received from a process on another machine. Only for the main process.
     fn count_frame(&self, page: usize, bytes: u64, is_full: bool) -> PyResult<()> {
         self.own_page(page)?.count_frame(bytes, is_full);
         Ok(())

@@ -76,7 +76,6 @@ impl DeathWatch {
         Ok(())
     }
 
-    /// Watches processes that are replaced if they exit.
     pub fn watch_and_replace(&mut self, processes: Vec<(usize, Sign<'_>)>, replacing: Replacing) {
         self.processes = processes.into_iter().map(|(index, sign)| (index, Mortal::of(sign))).collect();
         self.replacing = Some(replacing);
@@ -96,7 +95,6 @@ impl DeathWatch {
         self.dead = self.processes.iter().find(|(_, process)| process.has_died()).map(|&(index, _)| index);
     }
 
-    /// Returns the callbacks, if exited processes are replaced.
     pub fn replacing(&self, py: Python<'_>) -> Option<Replacing> {
         let Replacing { on_death, on_replace, workers } = self.replacing.as_ref()?;
         Some(Replacing { on_death: on_death.clone_ref(py), on_replace: on_replace.clone_ref(py), workers: *workers })
@@ -106,7 +104,6 @@ impl DeathWatch {
         self.replacing.is_some()
     }
 
-    /// Returns the error for the recorded exit.
     pub fn error(&self, py: Python<'_>) -> PyErr {
         let raised = match (&self.on_exit, self.dead) {
             (Some(on_exit), Some(index)) => on_exit.call1(py, (index,)),
