@@ -150,7 +150,7 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's side of an arena. It is shared with the blocks allocated from it.
+/// The producer's side of an arena. Blocks hold references to it.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,

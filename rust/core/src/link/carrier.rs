@@ -35,7 +35,7 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 
 /// Set in the length of a buffer that is separate from the head.
 const BESIDE: u64 = 1 << 63;
-/// Stream, length of the payload, kind, number of buffers.
+/// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
 /// The control words of a carrier's two links that the other side needs, in sealed form. From the inbound link: the

@@ -220,7 +220,7 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// Items that the current iterator has yielded, including restored ones.
     pub yielded: AtomicU64,
-    /// The difference to the number of items of all iterators.
+    /// Add this to `yielded` for the number of items of all iterators.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     /// 1 + the number of the pipe that reads this one, or 0.

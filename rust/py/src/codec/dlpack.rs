@@ -34,7 +34,7 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Bytes of an element, or None if its size is not a multiple of a byte.
+    /// Bytes of an element, or None if its size is not a whole number of bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }

@@ -20,7 +20,7 @@ pub const NOTE: u16 = 7;
 /// The bits that contain the kind. The other bits describe the format.
 pub const WHAT: u16 = 0xff;
 
-/// The bytes after the object of a result: its number, and the time in seconds since the previous batch of results.
+/// The bytes after the object of a result: its number, and the seconds since the first item of its batch was started.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -458,7 +458,7 @@ pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 /// The meaning of a unit for the receiver of results.
 enum Came<'py> {
-    /// A result, and its time in seconds.
+    /// A result, and the seconds since the first item of its batch was started.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,

@@ -313,8 +313,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result with this number over the first link, with its time in seconds. If `more_comes`, another result
-    /// follows at once, so the wake-up of the peer may be delayed.
+    /// Sends the result with this number over the first link, with the seconds since the first item of its batch was
+    /// started. If `more_comes`, another result follows at once, so the wake-up of the peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,

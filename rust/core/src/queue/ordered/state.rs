@@ -1,4 +1,4 @@
-//! The state that the lock of the queue guards, and waiting for it to change.
+//! The state guarded by the lock of the queue, and functions that wait for it to change.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
