@@ -75,6 +75,7 @@ pub struct Consumer {
     /// Bytes joined from fragments, for the next unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
+    /// The last grant that was stored for the producer.
     told: Grant,
     /// Whether the next unit belongs to a later stream. Nothing is readable until that stream begins.
     early: bool,
