@@ -2,7 +2,7 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
 //! children are replaced together, because items in transit to the exited one are unknown to the others. Items that the
-//! main process has received are drained first, and their number is recomputed.
+//! main process has received are drained first, and the replacements recompute the same number of items.
 
 use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
