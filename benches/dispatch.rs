@@ -1,5 +1,5 @@
-//! The cost of one turn of the dispatcher, in and out of order, by the number of peers.
-#![allow(missing_docs)] // criterion's macros make public items
+//! The cost of one turn in and out of order, by the number of peers.
+#![allow(missing_docs)] // criterion's macros create public items
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn dispatch(criterion: &mut Criterion) {
                 peer
             });
         });
-        // Every other peer has nothing: each choice looks past one of them.
+        // Every other peer is not ready, so each choice skips one.
         let mut turn = RoundRobin::new(peers, false);
         group.bench_function(format!("out_of_order/{peers}"), |bencher| {
             bencher.iter(|| {

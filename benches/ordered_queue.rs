@@ -1,5 +1,5 @@
-//! The cost of the ordered queue beside a channel: ns per item, in one thread and between two.
-#![allow(missing_docs)] // criterion's macros make public items
+//! The cost of the ordered queue compared with a channel: ns per item, in one thread and between two.
+#![allow(missing_docs)] // criterion's macros create public items
 
 use std::hint::black_box;
 use std::sync::Arc;

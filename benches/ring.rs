@@ -1,7 +1,7 @@
-//! Throughput and latency of a link, between threads and between processes, beside what one would use otherwise.
+//! Throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
-//! References in the same run: a bounded crossbeam channel of `Vec<u8>` between threads (it hands over a pointer), and a
-//! Unix socket pair between processes. All producers run endlessly; what is measured is how fast units are received.
+//! The alternatives are a bounded crossbeam channel of `Vec<u8>` between threads, which passes a pointer, and a Unix
+//! socket pair between processes. All producers run endlessly. The benchmark measures how fast units are received.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -24,10 +24,10 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// Unit sizes, from a label to a small batch of pictures, and how many items the producer may be ahead.
+/// Unit sizes, from a label to a small batch of images, and the window in items.
 const SIZES: [(&str, usize, u64); 4] =
     [("8 B", 8, 256), ("1 KiB", 1 << 10, 256), ("150 KiB", 150 << 10, 16), ("1 MiB", 1 << 20, 16)];
-/// From this size on, bytes travel in a block, as in the codec.
+/// From this size on, bytes are sent in a block, as in the codec.
 const BLOCK: usize = 8 << 10;
 
 fn item(size: usize) -> Item {
@@ -38,7 +38,7 @@ fn item(size: usize) -> Item {
     }
 }
 
-/// Receives `count` units and says how long it took.
+/// Receives `count` units and returns the duration.
 fn timed(count: u64, mut receive: impl FnMut()) -> Duration {
     let start = Instant::now();
     (0..count).for_each(|_| receive());
@@ -62,7 +62,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // The sender may wait for one more item.
+        // The sender may be waiting for one more item.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });
@@ -78,7 +78,7 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     });
 }
 
-/// The work of both ends for a unit, without two processors that pass cache lines to each other.
+/// The work of both ends for a unit in one thread, without transferring cache lines between two cores.
 fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize) {
     let (link, bells) = open(LinkConfig::default());
     let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -98,7 +98,7 @@ fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize
     });
 }
 
-/// As a loader with two workers: strictly in turn.
+/// Strictly in turn, like a loader with two workers.
 fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
     let bells = BellBoard::create(3).unwrap();
     let links = [0, 1].map(|_| Link::create(LinkConfig::default()).unwrap());
@@ -164,12 +164,12 @@ fn throughput(criterion: &mut Criterion) {
     }
     group.throughput(Throughput::Elements(1));
     two_processes(&mut group, "8 B", 8, 256);
-    // The window that a loader has by default.
+    // The default window of a loader.
     ring_processes(&mut group, "8 B, window 10", 8, 10);
     two_processes(&mut group, "8 B, window 10", 8, 10);
 }
 
-/// Both directions of a conversation; process 0 asks, process 1 answers.
+/// Both directions of a conversation. Process 0 asks, and process 1 answers.
 fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender, Receiver) {
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };

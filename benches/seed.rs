@@ -1,5 +1,5 @@
-//! How long a seed and a child generator take.
-#![allow(missing_docs)] // criterion's macros make public items
+//! The time for a seed and for a child generator.
+#![allow(missing_docs)] // criterion's macros create public items
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Carriers between two copies of a link: what comes out of one is what went into the other, whatever its size, in its
-//! order and with its stream; and words do not wait for units.
+//! Carriers between two copies of a link: units of any size arrive unchanged, in order and with their stream, and words
+//! do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -16,7 +16,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link with a copy elsewhere, and the two carriers between; and a link back, on which nothing but words go.
+/// A link with a copy on another machine and two carriers between them, and a reverse link that only carries words.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -50,7 +50,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// Kind, payload, buffers and digest of a unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Carries one frame, of which the consumer takes what stands in the way.
+/// Carries one frame. The consumer takes units if there is no room.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
@@ -79,7 +79,7 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
     let mut parts = Vec::new();
     for buffer in buffers {
         let Some(block) = producer.allocate(buffer.len()).unwrap() else { return false };
-        // SAFETY: the block is ours and has room for so many bytes.
+        // SAFETY: the block was just allocated, and has room for the buffer.
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
         parts.push(Part::Block(Arc::new(block)));
     }
@@ -87,7 +87,7 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
 }
 
 #[test]
-fn units_of_all_sizes_come_as_they_were_sent_into_large_and_small_memory() {
+fn units_of_all_sizes_arrive_unchanged_with_large_and_small_arenas() {
     for (seed, far) in [(1, 64 << 20), (2, 1 << 20), (3, 0)] {
         let mut dice = Random(seed);
         let mut way = way(64 << 20, far);
@@ -134,7 +134,7 @@ fn units_of_all_sizes_come_as_they_were_sent_into_large_and_small_memory() {
 }
 
 #[test]
-fn units_keep_their_streams_and_those_of_an_epoch_that_was_left_are_dropped() {
+fn units_keep_their_streams_and_units_of_an_abandoned_epoch_are_dropped() {
     let mut way = way(1 << 20, 1 << 20);
     let mut taken = Vec::new();
     for epoch in 1..4 {
@@ -150,7 +150,7 @@ fn units_keep_their_streams_and_those_of_an_epoch_that_was_left_are_dropped() {
 }
 
 #[test]
-fn words_come_at_once_though_units_before_them_are_left() {
+fn words_arrive_at_once_although_earlier_units_are_pending() {
     let mut way = way(1 << 20, 1 << 20);
     let mut taken = Vec::new();
     way.producer.begin(Stream::first(1));
@@ -171,7 +171,7 @@ fn words_come_at_once_though_units_before_them_are_left() {
 }
 
 #[test]
-fn a_frame_that_contradicts_itself_is_reported() {
+fn an_inconsistent_frame_is_reported() {
     let mut way = way(1 << 20, 1 << 20);
     way.producer.begin(Stream::first(1));
     assert!(push(&mut way.producer, 0, &[vec![1; 100], vec![2; OUT_OF_BAND]], &[3; 50]));

@@ -1,4 +1,5 @@
-//! Shared memory that another process spoils: an error or nothing, never a panic, a hang or a read outside.
+//! Shared memory that another process damages causes at most an error, and never a panic, a hang or an access out of
+//! bounds.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -24,7 +25,7 @@ use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
 const SHORT: Duration = Duration::from_millis(20);
-/// Places in the header, as the layout documents them.
+/// Offsets in the header, as documented in the layout.
 const VERSION: usize = 8;
 const RING_CAPACITY: usize = 24;
 const LINE: usize = align_of::<CachePadded<AtomicU64>>();
@@ -32,7 +33,7 @@ const TAIL: usize = LINE;
 const HEAD: usize = 2 * LINE;
 const RETURN_TAIL: usize = 3 * LINE;
 const RING: usize = 4096;
-/// Header, data ring and return ring: all that the ends interpret.
+/// Header, data ring and return ring: everything that the ends interpret.
 const CONTROL: usize = RING + SMALL.ring_capacity as usize + 8 * SMALL.return_capacity as usize;
 
 #[test]
@@ -59,7 +60,7 @@ fn tempfile() -> std::fs::File {
 }
 
 #[test]
-fn what_is_no_link_is_refused_in_bounded_time() {
+fn memory_that_is_not_a_link_is_rejected_in_bounded_time() {
     let _watchdog = watchdog(30);
     let attach = |fd| Link::attach_within(fd, SHORT).expect_err("no link");
     assert!(matches!(attach(file(&[])), OpenError::Invalid(_)));
@@ -73,7 +74,7 @@ fn what_is_no_link_is_refused_in_bounded_time() {
 }
 
 #[test]
-fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
+fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
     let _watchdog = watchdog(30);
     let attach = |link: &Link| Link::attach_within(link.fd().try_clone_to_owned().unwrap(), SHORT);
     let (link, _bells) = open(SMALL);
@@ -97,7 +98,7 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
 }
 
 #[test]
-fn attaching_waits_for_a_creator_that_is_not_done_yet() {
+fn attaching_waits_for_a_creator_that_has_not_finished() {
     let _watchdog = watchdog(30);
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
@@ -112,7 +113,7 @@ fn attaching_waits_for_a_creator_that_is_not_done_yet() {
 
 // ---- a link in use -----------------------------------------------------------------------------------------------
 
-/// Reads every byte of what arrives and holds on to some of it; how many units came, or None after an error.
+/// Reads all bytes of the received units, and keeps some units. Returns the number of units, or None after an error.
 fn drain(receiver: &mut Receiver, most: usize) -> Option<usize> {
     let mut sum = 0_u64;
     for count in 0..most {
@@ -129,15 +130,15 @@ fn drain(receiver: &mut Receiver, most: usize) -> Option<usize> {
     Some(most)
 }
 
-/// The units of one link, as far as they can be pushed without waiting.
+/// The units of a link that can be pushed without waiting.
 #[derive(Default)]
 struct Units {
-    /// The one that did not fit, which goes first: fragments that went ahead of it belong to no other.
+    /// A unit that did not fit. It is pushed first, because its fragments may already be sent.
     unsent: Option<(Vec<Part>, Vec<u8>)>,
 }
 
 impl Units {
-    /// Pushes some; None after an error.
+    /// Pushes some units. Returns None after an error.
     fn push(&mut self, sender: &mut Sender, random: &mut Random) -> Option<()> {
         for _ in 0..12 {
             let (parts, inline) = match self.unsent.take() {
@@ -176,7 +177,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn flipped_bytes_give_errors_at_worst(
+    fn flipped_bytes_cause_at_most_errors(
         seed in any::<u64>(),
         before in 0..6_usize,
         flips in prop::collection::vec(
@@ -205,9 +206,9 @@ proptest! {
 }
 
 #[test]
-fn every_rule_of_the_layout_that_is_broken_is_noticed() {
+fn every_violation_of_the_layout_is_detected() {
     let _watchdog = watchdog(30);
-    // (place in the ring's first unit, value as u32 at that place)
+    // (offset in the first unit of the ring, value as u32 at that offset)
     let unit = [
         ("shorter than any unit", 0, 0),
         ("no multiple of 8", 0, 25),
@@ -259,7 +260,7 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
 }
 
 #[test]
-fn a_peer_that_scribbles_all_the_time_neither_crashes_nor_hangs_the_ends() {
+fn a_peer_that_constantly_writes_at_random_neither_crashes_nor_blocks_the_ends() {
     let _watchdog = watchdog(30);
     let config = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
     let mut random = Random(3);

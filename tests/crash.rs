@@ -1,7 +1,7 @@
-//! A process that dies: what was published is there, nothing else is, the death is noticed, and nothing is left.
+//! A process that is killed: what it had published is available, nothing else is, the exit is detected, and no
+//! resources leak.
 //!
-//! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside and hits the same
-//! place every time.
+//! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside, but reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -21,7 +21,7 @@ use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::process::liveness::{Watch, exit_with};
 use torchdata_core::protocol::Stream;
 
-/// The tests count links and watches of this process, so they run one after another.
+/// The tests count links and watches of this process, so they must not run at the same time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,10 +33,10 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// Room for all that the children send, so that none of them waits.
+/// Enough room for all items of the children, so that they never wait.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
-/// Items that every child sends before the point at which it dies.
+/// The number of items that every child sends before it is killed.
 const WHOLE: u64 = 7;
 
 fn item(index: u64) -> Item {
@@ -45,12 +45,12 @@ fn item(index: u64) -> Item {
 }
 
 fn die() -> ! {
-    // SAFETY: ends this process.
+    // SAFETY: kills this process.
     unsafe { libc::raise(libc::SIGKILL) };
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some whole items and dies in the middle of the next one, at the point that the role names.
+/// Sends some whole items, and is killed while it sends the next one, at the point named by the role.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);
@@ -86,11 +86,11 @@ fn die_at(point: &str) -> ! {
     die()
 }
 
-/// Takes what there is until the producer has died and nothing more is there.
+/// Takes all items until the producer has exited.
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // Asked before looking: what was published before the death is then seen by the look.
+        // Checked before taking, so that everything published before the exit is taken.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
@@ -129,14 +129,14 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // Giving leases back to a dead producer is harmless, and what the consumer holds stays readable.
+        // Returning leases to a killed producer is harmless, and leases stay readable.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
 }
 
 #[test]
-fn a_death_is_noticed_and_told_from_life() {
+fn an_exit_is_detected_and_a_running_process_is_not_reported() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
@@ -155,11 +155,11 @@ fn a_death_is_noticed_and_told_from_life() {
 }
 
 #[test]
-fn a_child_whose_parent_is_killed_ends_too() {
+fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild holds the pipe's other end for as long as it lives.
+    // The grandchild holds the other end of the pipe until it exits.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -170,7 +170,8 @@ fn a_child_whose_parent_is_killed_ends_too() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // Killed, but not reaped: a zombie parent is as dead as any. A grandchild that lived on would wake the watchdog.
+    // The parent is killed but not reaped, so it is a zombie. A grandchild that kept running would trigger the
+    // watchdog.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));
@@ -180,7 +181,7 @@ fn a_child_whose_parent_is_killed_ends_too() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread and sleeps, then exits; nothing that it needs was locked by another thread here.
+    // SAFETY: the child runs a thread, sleeps and exits. It needs no lock that another thread might hold.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");
@@ -191,7 +192,7 @@ fn middle_process() {
 }
 
 #[test]
-fn nothing_is_left_of_links_and_children() {
+fn links_and_children_leave_no_resources_behind() {
     let _alone = alone();
     let _watchdog = watchdog(60);
     let before = leftovers();
@@ -206,7 +207,7 @@ fn nothing_is_left_of_links_and_children() {
     assert_eq!(leftovers(), before);
 }
 
-/// Our descriptors and mappings in this process, and files with our name in the places where shared memory may lie.
+/// The descriptors and mappings of this package in this process, and its files in places for shared memory.
 fn leftovers() -> (usize, usize, Vec<String>) {
     let ours = |target: &std::path::Path| ["torchdata", "pidfd"].iter().any(|n| target.to_string_lossy().contains(n));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| {

@@ -1,4 +1,4 @@
-//! Examples out of protocol buffers: against an encoder, and against bytes that nobody encoded.
+//! Reads examples from protocol buffers: encoded ones and random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, Kind};
@@ -25,7 +25,7 @@ enum Values {
     Integers(Vec<i64>),
 }
 
-/// A feature, with its numbers in one packed list or one by one.
+/// A feature with its numbers in one packed list, or one by one.
 fn encoded(values: &Values, packed: bool) -> Vec<u8> {
     let one_by_one = |number: u64, wire: u64, parts: Vec<Vec<u8>>| {
         let tagged: Vec<Vec<u8>> = parts.into_iter().map(|part| [varint(number << 3 | wire), part].concat()).collect();
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_nobody_encoded_end_in_an_example_or_an_error(record in prop::collection::vec(any::<u8>(), 0..80)) {
+    fn arbitrary_bytes_result_in_an_example_or_an_error(record in prop::collection::vec(any::<u8>(), 0..80)) {
         for record in [record.clone(), field(1, &record), field(1, &entry("x", &record)), field(2, &entry("x", &record))] {
             if let Ok(example) = Example::parse(&record, |_| true) {
                 for (_, feature) in &example.context {
@@ -118,7 +118,7 @@ proptest! {
 }
 
 #[test]
-fn messages_that_appear_twice_are_merged_and_of_alternatives_the_last_one_counts() {
+fn repeated_messages_are_merged_and_the_last_alternative_is_used() {
     let (ints, more) = (encoded(&Values::Integers(vec![1]), true), encoded(&Values::Integers(vec![-2, 300]), false));
     let floats = encoded(&Values::Floats(vec![0]), true);
     let merged = |parts: &[&[u8]]| {
@@ -153,7 +153,7 @@ fn groups_are_skipped_and_must_be_closed() {
 }
 
 #[test]
-fn names_and_numbers_that_are_none_are_errors() {
+fn invalid_names_and_numbers_are_errors() {
     let record = field(1, &field(1, &field(1, b"\xff")));
     assert_eq!(Example::parse(&record, |_| true), Err(WireError::Name));
     for bad in [field(2, &field(1, b"abc")), field(3, &field(1, &[0x80])), field(3, &field(1, &[0xff; 11]))] {

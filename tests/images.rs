@@ -1,4 +1,4 @@
-//! Resizing of images: what is refused, layouts, and that only the region counts.
+//! Resizing images: invalid arguments, layouts, and the limits of the region.
 
 use proptest::prelude::*;
 use torchdata_core::images::{Filter, Pixels, Region, ResizeError, Target, resize};
@@ -29,7 +29,7 @@ fn halves_are_means() {
 }
 
 #[test]
-fn what_is_no_image_is_refused() {
+fn invalid_images_are_rejected() {
     let bytes = [0; 12];
     let pixels = Pixels { bytes: &bytes, width: 2, height: 2, channels: 3 };
     let whole = region(0.0, 0.0, 2.0, 2.0);

@@ -1,7 +1,7 @@
-//! The promises of a link, on either backing, between threads and between processes.
+//! The guarantees of a link, on both systems, between threads and between processes.
 //!
-//! The backing is chosen once per process, so the portable half runs in a second run of this test binary, which
-//! `everything_holds_on_the_portable_backing` starts.
+//! The system is chosen once per process, so the portable one is tested in a second run of this test binary, started by
+//! `everything_holds_on_the_portable_backing`.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -42,10 +42,10 @@ fn everything_holds_on_the_portable_backing() {
     run_again_portably("everything_holds_on_the_portable_backing");
 }
 
-// ---- units arrive, in order and equal ----------------------------------------------------------------------------
+// ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
-/// Streams items from a thread; the consumer keeps those leases that `keep` names for ever, and gives the others back
-/// in random order, a few items late.
+/// Streams items from a thread. The consumer keeps the leases of items for which `keep` is true forever, and returns
+/// the others in random order, some items later.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_items_arrives_whatever_leases_are_kept(
+    fn any_sequence_of_items_arrives_for_any_kept_leases(
         items in prop::collection::vec(any_item(), 0..60),
         keep in prop::collection::vec(any::<bool>(), 60),
         window in 1..20_u64,
@@ -95,7 +95,7 @@ proptest! {
 }
 
 #[test]
-fn units_of_every_length_wrap_at_every_place_of_the_ring() {
+fn units_of_every_length_wrap_at_every_position_of_the_ring() {
     let _watchdog = watchdog(60);
     let mut unit = Unit::default();
     for place in (24..4096 + 24).step_by(8) {
@@ -103,7 +103,7 @@ fn units_of_every_length_wrap_at_every_place_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Move both cursors to the place, in steps of a quarter of the ring at most.
+            // Move both cursors to this index, in steps of at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -121,7 +121,7 @@ fn units_of_every_length_wrap_at_every_place_of_the_ring() {
 }
 
 #[test]
-fn a_ring_filled_to_the_brim_says_full_and_loses_nothing() {
+fn a_completely_full_ring_reports_full_and_loses_nothing() {
     let _watchdog = watchdog(30);
     for len in [0, 8, 333, 1000, 1024] {
         let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
@@ -224,7 +224,7 @@ fn child_process() {
 // ---- blocks, leases and memory -----------------------------------------------------------------------------------
 
 #[test]
-fn memory_in_use_follows_what_is_in_flight_and_pages_are_reused() {
+fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let _watchdog = watchdog(30);
     let config = LinkConfig { arena_capacity: 64 << 20, ..SMALL };
     let (mut sender, mut receiver) = pair(config, 4);
@@ -285,7 +285,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // Half of the entries of the return ring, though few bytes.
+    // Half of the entries of the return ring, with few bytes.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -314,7 +314,7 @@ fn a_block_sent_twice_is_free_only_when_both_leases_are_gone() {
 }
 
 #[test]
-fn more_returns_than_the_return_ring_holds_come_back_in_time() {
+fn more_returned_blocks_than_the_return_ring_holds_are_all_reclaimed() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10_000);
     let block = Arc::new(sender.end.allocate(10).unwrap().unwrap());
@@ -333,7 +333,7 @@ fn more_returns_than_the_return_ring_holds_come_back_in_time() {
 }
 
 #[test]
-fn a_block_of_another_link_is_refused() {
+fn a_block_of_another_link_is_rejected() {
     let _watchdog = watchdog(30);
     let (mut sender, _receiver) = pair(SMALL, 10);
     let (mut other, _other_receiver) = pair(SMALL, 10);
@@ -343,17 +343,17 @@ fn a_block_of_another_link_is_refused() {
 }
 
 #[test]
-fn what_an_unfinished_stream_left_does_not_leak_into_later_items() {
+fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // Given up within the epoch: the unit that says so takes the remains with it.
+    // Abandoned within the epoch: the next unit without references drops the fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // Given up for a new epoch: part of it was taken, part of it waits in the ring.
+    // Abandoned for a new epoch: some fragments were taken, and some are in the ring.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();
@@ -362,7 +362,7 @@ fn what_an_unfinished_stream_left_does_not_leak_into_later_items() {
     let part = sender.stream(&[5; 700]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [5; 700]);
-    // Told by nobody: noticed.
+    // Fragments that the producer has not abandoned explicitly are detected.
     sender.stream(&[6; 500]).unwrap();
     let part = sender.stream(&[7; 500]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
@@ -390,7 +390,7 @@ fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
 }
 
 #[test]
-fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
+fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     let _watchdog = watchdog(30);
     let (mut dead, mut receiver) = pair(SMALL, 5);
     for number in 0..2 {
@@ -402,7 +402,7 @@ fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
     receiver.end = link.consumer_after(&receiver.end).unwrap();
     let mut heir = Sender::new(&link, &bells);
     for number in 2..7 {
-        heir.send(&item_of(number, &[4096])).unwrap(); // as many as the window has
+        heir.send(&item_of(number, &[4096])).unwrap(); // the number of items in the window
     }
     assert_eq!(heir.end.permit(), Ok(Permit::Wait));
     for number in 2..7 {
@@ -459,7 +459,7 @@ fn items_wake_a_sleeper_that_wants_them_and_all_other_units_do_anyway() {
 }
 
 #[test]
-fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_anew() {
+fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_from_zero() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
     for _ in 0..100 {
@@ -495,22 +495,22 @@ fn each_end_is_taken_once_also_through_another_mapping() {
 }
 
 #[test]
-fn a_forked_child_gives_nothing_back() {
+fn a_forked_child_returns_no_blocks_and_leases() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
     let arrived = receiver.poll().unwrap();
-    // SAFETY: the child only drops what it inherited and exits without running anything else.
+    // SAFETY: the child only drops what it inherited and exits without running other code.
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));
-            // SAFETY: ends the child.
+            // SAFETY: exits the child.
             unsafe { libc::_exit(0) }
         }
         child => {
             let mut status = 1;
-            // SAFETY: waits for the child just made.
+            // SAFETY: waits for the child that was just forked.
             unsafe { libc::waitpid(child, &mut status, 0) };
             assert_eq!(status, 0);
         }

@@ -1,6 +1,6 @@
-//! Every interleaving of sleepers and ringers, as loom sees memory: no wake-up is lost.
+//! Explores all interleavings of sleepers and ringers with loom: no wake-up is lost.
 //!
-//! The sleep has no timeout here, so that a lost wake-up is a deadlock, which loom reports.
+//! Sleeps have no timeout here, so a lost wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -15,7 +15,7 @@ use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
-/// A futex as the kernel implements it: comparing and going to sleep are one step for those who wake.
+/// A futex like that of the kernel: comparing and going to sleep are atomic with respect to wake-ups.
 struct Futex {
     lock: Mutex<()>,
     changed: Condvar,
@@ -41,7 +41,7 @@ impl Parker for Futex {
     }
 }
 
-/// A process's bell and the way it sleeps.
+/// The bell of a process and the way it sleeps.
 struct Process {
     bell: Bell,
     futex: Futex,
@@ -77,7 +77,7 @@ fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_whoever_publishes() {
+fn a_sleeper_is_woken_by_any_publisher() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
@@ -88,7 +88,7 @@ fn a_sleeper_is_woken_by_whoever_publishes() {
 }
 
 #[test]
-fn a_sleeper_whose_look_takes_what_it_sees_does_not_sleep_on() {
+fn a_sleeper_whose_check_takes_the_event_does_not_keep_sleeping() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
@@ -124,7 +124,7 @@ fn a_sleeper_that_sleeps_again_is_woken_again() {
 }
 
 #[test]
-fn of_two_ringers_neither_swallows_the_other() {
+fn two_ringers_do_not_lose_each_others_ring() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -145,7 +145,7 @@ fn of_two_ringers_neither_swallows_the_other() {
 }
 
 #[test]
-fn of_two_sleepers_on_one_bell_neither_sleeps_on() {
+fn two_sleepers_on_one_bell_are_both_woken() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -165,12 +165,12 @@ fn of_two_sleepers_on_one_bell_neither_sleeps_on() {
 }
 
 #[test]
-fn a_sleeper_that_leaves_takes_no_other_ones_ring_with_it() {
+fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // Finds at its last look that there is nothing to wait for, and goes again.
+        // Its last check finds that there is nothing to wait for, so it leaves.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });
@@ -182,7 +182,7 @@ fn a_sleeper_that_leaves_takes_no_other_ones_ring_with_it() {
 }
 
 #[test]
-fn who_wants_one_thing_is_rung_for_it_and_for_nothing_else() {
+fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), Wanted::new(), AtomicU64::new(0)));
@@ -206,7 +206,7 @@ fn who_wants_one_thing_is_rung_for_it_and_for_nothing_else() {
 }
 
 #[test]
-fn who_says_what_it_wants_before_it_sleeps_is_rung_for_it() {
+fn a_sleeper_that_raises_its_word_before_it_sleeps_is_woken() {
     let _watchdog = watchdog(60);
     model(|| {
         let shared = Arc::new((Process::new(), [Wanted::new(), Wanted::new()], AtomicU64::new(0)));
@@ -226,7 +226,7 @@ fn who_says_what_it_wants_before_it_sleeps_is_rung_for_it() {
 }
 
 #[test]
-fn a_full_and_an_empty_ring_never_sleep_on_each_other() {
+fn the_two_ends_of_a_ring_never_wait_for_each_other() {
     let _watchdog = watchdog(60);
     model(|| {
         struct Shared {

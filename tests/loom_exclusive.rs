@@ -1,5 +1,5 @@
-//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to
-//! it.
+//! Explores all interleavings of threads that want one value: one thread at a time holds it, and sees the changes of
+//! the previous one.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -12,13 +12,13 @@ use loom::thread;
 use torchdata_core::sync::exclusive::Exclusive;
 
 #[test]
-fn whoever_holds_the_value_is_alone_with_it_and_sees_it_as_it_was_left() {
+fn the_holder_has_exclusive_access_and_sees_the_previous_changes() {
     let _watchdog = watchdog(600);
     loom::model(|| {
         let count = Arc::new(Exclusive::new(UnsafeCell::new(0)));
         let add = |count: &Exclusive<UnsafeCell<u32>>| {
             let Some(held) = count.try_hold() else { return 0 };
-            // SAFETY: nobody else is there; loom would object otherwise.
+            // SAFETY: no other thread accesses the value, which loom verifies.
             held.with_mut(|count| unsafe { *count += 1 });
             1
         };

@@ -1,6 +1,7 @@
-//! Every interleaving of workers, a consumer and threads that hold the queue: nobody sleeps for ever.
+//! Explores all interleavings of workers, a consumer and threads that hold the queue: no thread sleeps forever.
 //!
-//! loom's sleeps have no timeout, so that a wake-up that is lost, which a slice would hide, is a deadlock, which loom reports.
+//! In loom, sleeps have no timeout. A lost wake-up, which a time slice would hide, is therefore a deadlock, which loom
+//! reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -17,7 +18,7 @@ use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve}
 
 const EVER: Duration = Duration::MAX;
 
-/// A queue, and how many workers are at its source: 0 or 1.
+/// A queue, and the number of workers at its source: 0 or 1.
 struct Shared {
     queue: OrderedQueue<usize>,
     making: AtomicUsize,
@@ -34,7 +35,7 @@ impl Shared {
         Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
     }
 
-    /// Makes items until there are so many, in whichever of the threads that call this.
+    /// Computes items until `count` is reached, in any of the threads that call this.
     fn produce(&self, count: usize) {
         loop {
             let slot = match self.queue.reserve(EVER) {
@@ -67,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// Makes so many items, each of which it hands over to whoever claims it.
+    /// Takes `count` items from the source, and submits each of them for other workers.
     fn hand_over(&self, count: usize) {
         let mut reserved = None;
         for item in 0..=count {
@@ -85,7 +86,7 @@ impl Shared {
         }
     }
 
-    /// Takes items that were handed over, up to two at a time, until no more will come. Gives the second one back once.
+    /// Claims up to two submitted items at a time until there are no more. Returns the second one once.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
@@ -115,7 +116,7 @@ impl Shared {
     }
 }
 
-/// Runs `test` in every interleaving in which no thread is preempted more than so often.
+/// Runs `test` in all interleavings with at most this many preemptions.
 fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let _watchdog = watchdog(600);
     let mut builder = Builder::new();
@@ -140,7 +141,7 @@ fn two_threads_that_hold_the_queue_wake_each_other_and_the_producer() {
 }
 
 #[test]
-fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
+fn a_producer_that_waits_for_room_or_a_hold_is_woken_when_that_ends() {
     explore(3, || {
         let shared = Shared::new(1);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, Shared::hold)];
@@ -150,7 +151,7 @@ fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
 }
 
 #[test]
-fn whoever_sleeps_is_woken_by_closing() {
+fn all_sleepers_are_woken_by_closing() {
     explore(2, || {
         let shared = Shared::new(1);
         let others = [
@@ -164,7 +165,7 @@ fn whoever_sleeps_is_woken_by_closing() {
 }
 
 #[test]
-fn two_workers_give_each_other_the_source_and_both_learn_of_the_end() {
+fn two_workers_share_the_source_and_both_see_the_end() {
     explore(2, || {
         let shared = Shared::new(2);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
@@ -174,7 +175,7 @@ fn two_workers_give_each_other_the_source_and_both_learn_of_the_end() {
 }
 
 #[test]
-fn out_of_order_the_end_comes_behind_what_was_taken_before_it() {
+fn out_of_order_the_end_follows_all_items_taken_before_it() {
     explore(2, || {
         let shared = Shared::with(2, false);
         let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
@@ -189,7 +190,7 @@ fn out_of_order_the_end_comes_behind_what_was_taken_before_it() {
 }
 
 #[test]
-fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
+fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it() {
     explore(3, || {
         let shared = Shared::new(3);
         let other = beside(&shared, |it| {
@@ -204,7 +205,7 @@ fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
 }
 
 #[test]
-fn submitted_items_find_a_worker_whoever_holds_the_queue_meanwhile() {
+fn submitted_items_find_a_worker_despite_holds() {
     explore(2, || {
         let shared = Shared::new(1);
         let others = [beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
@@ -230,7 +231,7 @@ fn two_workers_that_claim_wake_each_other() {
 }
 
 #[test]
-fn items_that_are_handed_over_reach_whoever_claims_them() {
+fn items_that_are_handed_over_reach_a_claiming_worker() {
     explore(2, || {
         let shared = Shared::new(2);
         let others = [
@@ -244,7 +245,7 @@ fn items_that_are_handed_over_reach_whoever_claims_them() {
 }
 
 #[test]
-fn whoever_hands_over_or_claims_is_woken_by_the_end_of_a_hold_and_by_closing() {
+fn workers_that_hand_over_or_claim_are_woken_by_the_end_of_a_hold_and_by_closing() {
     explore(2, || {
         let shared = Shared::new(1);
         let others =

@@ -1,4 +1,5 @@
-//! Every interleaving of a small ring's two ends, as loom sees memory: nothing is lost, doubled, or read too early.
+//! Explores all interleavings of the two ends of a small ring with loom: no slot is lost, duplicated, or read too
+//! early.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -13,7 +14,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring whose slots loom watches: two sides in one slot at a time are an error of the model.
+/// A ring with slots that loom tracks: concurrent access to a slot is an error of the model.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,
@@ -35,12 +36,12 @@ impl Ring {
     }
 }
 
-// SAFETY: the cursors keep the sides apart, which is what the model checks.
+// SAFETY: the cursors keep the two sides apart, which the model verifies.
 unsafe impl Sync for Ring {}
 // SAFETY: as above.
 unsafe impl Send for Ring {}
 
-/// Sends units of the given lengths, counting up through their slots.
+/// Sends units of the given lengths, with increasing numbers in their slots.
 fn produce(ring: &Ring, lens: &[u64]) {
     let mut cursor = ProducerCursor::new(ring.capacity());
     let mut next = 1;
@@ -49,7 +50,7 @@ fn produce(ring: &Ring, lens: &[u64]) {
             thread::yield_now();
         }
         for place in cursor.tail()..cursor.tail() + len {
-            // SAFETY: free by the cursor's check; loom would object otherwise.
+            // SAFETY: the slot is free according to the cursor, which loom verifies.
             ring.slot(place).with_mut(|slot| unsafe { *slot = next });
             next += 1;
         }
@@ -57,7 +58,7 @@ fn produce(ring: &Ring, lens: &[u64]) {
     }
 }
 
-/// Receives until `count` slots have come, at most `at_once` at a time, and checks what lies in them.
+/// Receives `count` slots, at most `at_once` at a time, and checks their numbers.
 fn consume(ring: &Ring, count: u64, at_once: u64) {
     let mut cursor = ConsumerCursor::new(ring.capacity());
     let mut seen = 0;
@@ -69,7 +70,7 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
         }
         for place in cursor.head()..cursor.head() + available {
             seen += 1;
-            // SAFETY: published by the cursor's check; loom would object otherwise.
+            // SAFETY: the slot is published according to the cursor, which loom verifies.
             ring.slot(place).with(|slot| assert_eq!(unsafe { *slot }, seen));
         }
         cursor.release(&ring.head, available);
@@ -102,13 +103,13 @@ fn longer_units_arrive_whole_and_wrap() {
 }
 
 #[test]
-fn space_given_back_piecemeal_is_not_overwritten_early() {
+fn space_that_is_freed_in_pieces_is_not_overwritten_early() {
     let _watchdog = watchdog(60);
     check(2, &[2, 1, 2], 1);
 }
 
 #[test]
-fn a_cursor_that_leaves_the_ring_is_noticed_on_either_side() {
+fn a_cursor_outside_the_ring_is_detected_on_either_side() {
     let _watchdog = watchdog(60);
     loom::model(|| {
         let shared = |value| AtomicU64::new(value);

@@ -1,4 +1,4 @@
-//! The ordered queue: order, bounds, holds, closing, errors and looks at what is buffered, alone and between threads.
+//! The ordered queue: order, bounds, holds, closing, errors and views of buffered items, in one thread and several.
 
 #![cfg(not(loom))]
 
@@ -30,7 +30,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Makes `count` items in a thread, counting them, until somebody closes.
+/// Computes `count` items in a thread, and counts them, until the queue is closed.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);
@@ -102,7 +102,7 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
                 let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
                 thread::spawn(move || {
                     while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
-                        let item = source.load(Ordering::Relaxed); // one worker is here at a time
+                        let item = source.load(Ordering::Relaxed); // one worker at a time runs this
                         source.store(item + 1, Ordering::Relaxed);
                         if item >= 2_000 {
                             queue.put(slot, Outcome::End(None));
@@ -139,7 +139,7 @@ fn the_producer_is_never_more_than_the_capacity_ahead() {
 }
 
 #[test]
-fn a_longer_queue_lets_a_worker_on_that_waits_for_room() {
+fn increasing_the_capacity_wakes_a_worker_that_waits_for_room() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     let (made, producer) = produce(&queue, 3);
@@ -151,7 +151,7 @@ fn a_longer_queue_lets_a_worker_on_that_waits_for_room() {
 }
 
 #[test]
-fn an_error_comes_at_its_place_and_others_after_it() {
+fn an_error_is_returned_in_its_order_and_later_results_follow() {
     let queue = Queue::new(4, true);
     push(&queue, Outcome::Item(1));
     push(&queue, Outcome::Error(BROKEN));
@@ -163,7 +163,7 @@ fn an_error_comes_at_its_place_and_others_after_it() {
 }
 
 #[test]
-fn an_error_that_ends_the_stream_comes_once() {
+fn an_error_that_ends_the_stream_is_returned_once() {
     let queue = Queue::new(4, true);
     push(&queue, Outcome::End(Some(BROKEN)));
     assert_eq!(queue.reserve(NOW), Reserve::Closed, "nothing is taken after it");
@@ -172,7 +172,7 @@ fn an_error_that_ends_the_stream_comes_once() {
 }
 
 #[test]
-fn after_an_error_of_the_source_nothing_is_taken_before_the_consumer_has_it() {
+fn after_an_error_of_the_source_no_item_is_taken_until_the_consumer_has_received_it() {
     for in_order in [true, false] {
         let queue = Queue::new(4, in_order);
         let first = reserved(&queue);
@@ -190,7 +190,7 @@ fn after_an_error_of_the_source_nothing_is_taken_before_the_consumer_has_it() {
 }
 
 #[test]
-fn one_worker_at_a_time_has_the_source_and_a_skipped_slot_makes_room() {
+fn one_worker_at_a_time_uses_the_source_and_a_skipped_slot_makes_room() {
     let queue = Queue::new(2, true);
     let first = reserved(&queue);
     assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
@@ -216,7 +216,7 @@ fn closing_frees_a_producer_that_waits_for_room() {
 }
 
 #[test]
-fn an_item_that_was_being_made_while_the_queue_closed_is_kept() {
+fn an_item_that_is_computed_while_the_queue_is_closed_is_kept() {
     let queue = Queue::new(2, true);
     let slot = reserved(&queue);
     queue.close();
@@ -228,7 +228,7 @@ fn an_item_that_was_being_made_while_the_queue_closed_is_kept() {
 }
 
 #[test]
-fn a_hold_waits_for_the_item_in_the_making_and_gives_up_in_time() {
+fn a_hold_waits_for_the_current_item_until_its_timeout() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(2, true));
     let slot = reserved(&queue);
@@ -249,7 +249,7 @@ fn a_hold_waits_for_the_item_in_the_making_and_gives_up_in_time() {
 }
 
 #[test]
-fn the_producer_goes_on_behind_the_last_of_several_holds() {
+fn the_producer_continues_after_the_last_of_several_holds() {
     let queue = Queue::new(2, true);
     let (first, second) = (queue.hold(), queue.hold());
     drop(first);
@@ -260,13 +260,13 @@ fn the_producer_goes_on_behind_the_last_of_several_holds() {
 }
 
 #[test]
-fn a_worker_that_has_left_the_source_is_not_waited_for_and_keeps_its_slot() {
+fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     let slot = reserved(&queue);
     let still = queue.hold();
     queue.leave_source(slot);
-    queue.leave_source(slot); // once is enough
+    queue.leave_source(slot); // repeating this has no effect
     assert!(still.wait(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));
@@ -275,7 +275,7 @@ fn a_worker_that_has_left_the_source_is_not_waited_for_and_keeps_its_slot() {
 }
 
 #[test]
-fn a_hold_amid_a_stream_shows_every_item_made_and_loses_none() {
+fn a_hold_in_the_middle_of_a_stream_shows_every_item_and_loses_none() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(4, true));
     let (made, producer) = produce(&queue, 2_000);
@@ -292,7 +292,7 @@ fn a_hold_amid_a_stream_shows_every_item_made_and_loses_none() {
 }
 
 #[test]
-fn appended_outcomes_come_first_and_an_appended_end_keeps_the_producer_out() {
+fn appended_outcomes_are_first_and_an_appended_end_stops_the_producer() {
     let queue = Queue::new(1, true);
     for item in 1..=3 {
         queue.append(Outcome::Item(item));
@@ -330,7 +330,7 @@ fn submitted_items_are_claimed_in_order_and_their_results_given_in_order() {
 }
 
 #[test]
-fn a_hold_keeps_submitted_items_waiting_and_waits_for_those_that_may_be_changed() {
+fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     (1..=3).for_each(|item| queue.submit(item));
@@ -354,7 +354,7 @@ fn a_hold_keeps_submitted_items_waiting_and_waits_for_those_that_may_be_changed(
 }
 
 #[test]
-fn draining_takes_all_but_what_is_worked_at_and_remembers_the_end() {
+fn draining_removes_everything_except_running_items_and_remembers_the_end() {
     let queue = Queue::new(3, true);
     push(&queue, Outcome::Item(1));
     let slot = reserved(&queue);
@@ -372,7 +372,7 @@ fn draining_takes_all_but_what_is_worked_at_and_remembers_the_end() {
 }
 
 #[test]
-fn draining_a_closed_queue_is_no_end_for_a_consumer_who_has_not_met_it() {
+fn draining_a_closed_queue_is_not_an_end_for_a_consumer_that_has_not_received_it() {
     for items in [0, 1] {
         let queue = Queue::new(3, true);
         (0..items).for_each(|item| push(&queue, Outcome::Item(item)));
@@ -390,7 +390,7 @@ fn draining_a_closed_queue_is_no_end_for_a_consumer_who_has_not_met_it() {
 }
 
 #[test]
-fn contents_are_exchanged_unless_somebody_is_at_them() {
+fn contents_are_replaced_unless_a_worker_uses_them() {
     let queue = Queue::new(5, true);
     queue.append(Outcome::Item(0));
     (1..=3).for_each(|item| queue.submit(item));
@@ -407,7 +407,7 @@ fn contents_are_exchanged_unless_somebody_is_at_them() {
 }
 
 #[test]
-fn memory_follows_what_is_buffered_and_not_the_capacity() {
+fn memory_depends_on_the_buffered_items_and_not_on_the_capacity() {
     let queue = Queue::new(usize::MAX, true);
     push(&queue, Outcome::Item(1));
     push(&queue, Outcome::Item(2));
@@ -416,7 +416,7 @@ fn memory_follows_what_is_buffered_and_not_the_capacity() {
 }
 
 #[test]
-fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
+fn the_longest_possible_wait_ends_with_its_event() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     let (_, producer) = produce(&queue, 1);
@@ -429,7 +429,7 @@ fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
 }
 
 #[test]
-fn waiting_takes_nothing_out_and_says_whether_there_is_something() {
+fn waiting_removes_nothing_and_returns_whether_something_is_available() {
     let queue = Queue::new(2, true);
     assert!(!queue.wait_filled(Duration::from_millis(5)));
     push(&queue, Outcome::Item(1));
@@ -458,7 +458,7 @@ fn closing_frees_consumers_that_wait_for_an_item() {
 }
 
 #[test]
-fn a_consumer_that_waits_after_there_was_no_room_has_lacked_it() {
+fn a_consumer_that_waits_after_a_full_queue_has_lacked_slots() {
     let queue = Queue::new(1, true);
     assert!(!queue.wait_filled(Duration::from_millis(1)));
     push(&queue, Outcome::Item(1));
@@ -470,7 +470,7 @@ fn a_consumer_that_waits_after_there_was_no_room_has_lacked_it() {
 }
 
 #[test]
-fn looking_at_all_that_is_buffered_stops_where_it_is_told() {
+fn iterating_over_buffered_items_stops_at_an_error() {
     let queue = Queue::new(2, true);
     (1..=3).for_each(|item| queue.append(Outcome::Item(item)));
     let mut seen = Vec::new();
@@ -508,7 +508,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn any_sequence_of_calls_agrees_with_a_plain_model(
+    fn any_sequence_of_calls_agrees_with_a_simple_model(
         capacity in 1usize..5,
         steps in prop::collection::vec(step(), 0..80),
     ) {

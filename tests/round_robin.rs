@@ -1,9 +1,9 @@
-//! The dispatcher's turns against a naive model that keeps a list of who is live.
+//! The turns, compared with a simple model that keeps a list of active peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;
 
-/// The live peers in the order of their turns: the first one is next.
+/// The active peers in the order of their turns.
 #[derive(Debug)]
 struct Model {
     peers: usize,
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn any_sequence_of_calls_agrees_with_a_plain_model(
+    fn any_sequence_of_calls_agrees_with_a_simple_model(
         peers in 0usize..8,
         in_order: bool,
         steps in prop::collection::vec(step(), 0..100),
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn items_dealt_in_turn_are_collected_in_the_order_they_were_dealt(peers in 1usize..6, items in 0usize..60) {
+    fn items_dispatched_in_turn_are_collected_in_the_same_order(peers in 1usize..6, items in 0usize..60) {
         let mut dealt = vec![Vec::new(); peers];
         let mut dealer = RoundRobin::new(peers, true);
         for item in 0..items {

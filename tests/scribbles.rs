@@ -1,7 +1,8 @@
-//! Random writes into the shared memory of links in use: exact data or an error, never silence, never a hang.
+//! Random writes into the shared memory of links in use: the result is exact data or an error, and never wrong data or
+//! a hang.
 //!
-//! The writes hit all that the protocol relies on: the header's page, the data ring and the return ring. The bytes of
-//! blocks are the user's and carry no check.
+//! The writes affect everything that the protocol depends on: the header, the data ring and the return ring. The
+//! contents of blocks have no checks.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -27,7 +28,7 @@ const RING: u64 = 4096;
 const RETURN_RING: u64 = RING + SMALL.ring_capacity;
 const ARENA: u64 = RETURN_RING + 8 * SMALL.return_capacity;
 
-/// Item `index` of the run that `seed` names.
+/// Item `index` of the run with this seed.
 fn item(seed: u64, index: u64) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = random.below(200) as usize;
@@ -39,7 +40,7 @@ fn item(seed: u64, index: u64) -> Item {
     Item { inline: random.bytes(inline), buffers: lens.into_iter().map(|len| random.bytes(len as usize)).collect() }
 }
 
-/// The sending end, which does what it can without waiting.
+/// The sending end, which never waits.
 struct Sending {
     sender: Sender,
     seed: u64,
@@ -49,7 +50,7 @@ struct Sending {
 }
 
 impl Sending {
-    /// Takes one step; Full where it would have to wait.
+    /// Takes one step. Returns Full if it would have to wait.
     fn step(&mut self) -> Result<Push, Corrupted> {
         if self.index == ITEMS {
             let pushed = if self.ended { Push::Full } else { self.sender.end.push(END, &[], &[])? };
@@ -61,7 +62,8 @@ impl Sending {
         }
         let item = item(self.seed, self.index);
         while let Some(buffer) = item.buffers.get(self.parts.len()) {
-            // Only the last buffer is streamed: a step that ends between two fragments may be another one's beginning.
+            // Only the last buffer is streamed, because a step that ends between two fragments may be followed by
+            // another unit.
             let part = if buffer.len() < 1000 && self.parts.len() + 1 == item.buffers.len() {
                 if self.sender.end.push_fragment(buffer)? == Push::Full {
                     return Ok(Push::Full);
@@ -69,7 +71,7 @@ impl Sending {
                 Part::Streamed(buffer.len() as u64)
             } else {
                 let Some(block) = self.sender.end.allocate(buffer.len())? else { return Ok(Push::Full) };
-                // SAFETY: the block is at least as long as the buffer and nobody else has it yet.
+                // SAFETY: the block is at least as long as the buffer, and no other code uses it yet.
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
                 Part::Block(Arc::new(block))
             };
@@ -84,7 +86,7 @@ impl Sending {
     }
 }
 
-/// The receiving end, which holds on to some of what arrives.
+/// The receiving end, which keeps some of the items.
 struct Receiving {
     receiver: Receiver,
     seed: u64,
@@ -116,7 +118,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Gives back all but the last `keep` items, which must be what they were.
+    /// Returns all but the last `keep` items, after checking that they have not changed.
     fn give_back(&mut self, keep: usize) {
         while self.held.len() > keep {
             let (index, arrived) = self.held.pop_front().expect("there are more than none");
@@ -133,7 +135,7 @@ fn ends(seed: u64) -> (Raw, Sending, Receiving) {
     (Raw::new(&link), sending, Receiving { receiver, seed, index: 0, held: VecDeque::new(), ended: false })
 }
 
-/// Writes over a random place: a bit, a byte, a word or a run of zeros.
+/// Overwrites a random location: a bit, a byte, a word or a range with zeros.
 fn scribble(raw: &Raw, random: &mut Random) {
     let place = match random.below(4) {
         0 => random.below(768),
@@ -155,7 +157,7 @@ fn scribble(raw: &Raw, random: &mut Random) {
     }
 }
 
-/// Runs both ends in one thread, in steps that depend on the seed alone. Whether damage was reported.
+/// Runs both ends in one thread, in steps that depend only on the seed. Returns whether damage was reported.
 fn run(seed: u64) -> bool {
     let mut random = Random(seed);
     let (raw, mut sending, mut receiving) = ends(seed);
@@ -188,15 +190,15 @@ fn run(seed: u64) -> bool {
 }
 
 #[test]
-fn whatever_is_scribbled_over_the_data_are_exact_or_an_error_says_so() {
+fn random_writes_result_in_exact_data_or_an_error() {
     let _watchdog = watchdog(100);
     let reported = (0..2000).filter(|&seed| run(seed)).count();
-    // Most places hold nothing at most times; but the test would be worth nothing if no scribble hit.
+    // Most locations are unused most of the time. But if no write had an effect, the test would be worthless.
     assert!((200..1950).contains(&reported), "{reported} of 2000 runs reported damage");
 }
 
 #[test]
-fn what_runs_beside_a_scribbler_gets_exact_data_or_an_error() {
+fn ends_beside_a_thread_that_writes_at_random_get_exact_data_or_an_error() {
     let _watchdog = watchdog(100);
     for seed in 0..150 {
         let (raw, mut sending, mut receiving) = ends(seed);

@@ -1,10 +1,10 @@
-//! Elements that lie apart, copied in every way that arrays can lie, against the obvious loop.
+//! Copies non-contiguous elements with all kinds of layouts, compared with a simple loop.
 
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use torchdata_core::strided::{Strided, memory_order};
 
-/// Bytes right behind, or right before, memory that must not be touched.
+/// Bytes directly before or after inaccessible memory.
 struct Guarded {
     mapping: *mut u8,
     pages: usize,
@@ -17,8 +17,7 @@ impl Guarded {
     fn new(bytes: &[u8], at_end: bool) -> Self {
         let inner = bytes.len().next_multiple_of(PAGE);
         let pages = inner + 2 * PAGE;
-        // SAFETY: fresh memory, of which the outer pages are made inaccessible, and the inner ones have room for the
-        // bytes.
+        // SAFETY: new memory. Its outer pages become inaccessible, and its inner pages have room for the bytes.
         unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let mapping = mmap_anonymous(std::ptr::null_mut(), pages, access, MapFlags::PRIVATE).unwrap().cast::<u8>();
@@ -31,19 +30,19 @@ impl Guarded {
     }
 
     fn bytes(&self, len: usize) -> &[u8] {
-        // SAFETY: initialised memory of the mapping, from its start on.
+        // SAFETY: initialized memory of the mapping.
         unsafe { std::slice::from_raw_parts(self.start, len) }
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's own.
+        // SAFETY: this object owns the mapping.
         unsafe { munmap(self.mapping.cast(), self.pages).unwrap() };
     }
 }
 
-/// An array within a buffer that ends where its last element does: shape, strides, place of the first element, buffer.
+/// An array in a buffer that ends with its last element: shape, strides, offset of the first element, buffer.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,
@@ -88,12 +87,12 @@ impl Array {
         Strided::new(self.size, axes.iter().map(|&axis| (self.shape[axis], self.strides[axis]))).unwrap()
     }
 
-    /// The copy of them, with memory that ends right behind, or begins right before, source and copy.
+    /// The copied elements. Source and copy end or start directly at inaccessible memory.
     fn copied(&self, axes: &[usize], at_end: bool) -> Vec<u8> {
         let plan = self.plan(axes);
         let from = Guarded::new(&self.memory, at_end);
         let to = Guarded::new(&vec![0xCA; plan.len()], at_end);
-        // SAFETY: the buffer holds all elements, and the copy has room for them.
+        // SAFETY: the buffer contains all elements, and the copy has room for them.
         unsafe { plan.copy(from.start.add(self.first), to.start) };
         to.bytes(plan.len()).to_vec()
     }
@@ -108,7 +107,7 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // Laid out from the innermost axis on, with gaps, in either direction, and then in any order.
+            // The axes are laid out from the innermost one, with gaps and in either direction, and then reordered.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {
@@ -130,7 +129,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn elements_are_copied_in_the_order_that_was_asked_for(array in arrays()) {
+    fn elements_are_copied_in_the_requested_order(array in arrays()) {
         for axes in [in_order(&array), memory_order(&array.shape, &array.strides)] {
             for at_end in [true, false] {
                 prop_assert_eq!(array.copied(&axes, at_end), array.elements(&axes));
@@ -139,7 +138,7 @@ proptest! {
     }
 }
 
-/// The layouts of images, at widths around those at which whole windows of a shuffle fit.
+/// The layouts of images, with widths around those for which whole windows of a shuffle fit.
 #[test]
 fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
     for size in [1, 2, 4, 8] {
@@ -174,7 +173,7 @@ fn memory_order_puts_the_longest_strides_first_and_leaves_repeated_elements_alon
 }
 
 #[test]
-fn what_lies_in_one_piece_in_the_order_of_memory_is_dense() {
+fn contiguous_elements_in_memory_order_are_dense() {
     let dense = |array: &Array, axes: &[usize]| array.plan(axes).is_dense();
     let transposed = Array::new(1, vec![(3, 1), (20, 90), (30, 3)]);
     assert!(dense(&transposed, &memory_order(&transposed.shape, &transposed.strides)));
@@ -188,7 +187,7 @@ fn what_lies_in_one_piece_in_the_order_of_memory_is_dense() {
 }
 
 #[test]
-fn more_elements_than_memory_can_hold_are_no_array() {
+fn more_elements_than_the_address_space_holds_are_rejected() {
     assert!(Strided::new(8, [(usize::MAX, 0)]).is_none());
     assert!(Strided::new(1, [(usize::MAX, 0), (2, 0)]).is_none());
     assert_eq!(Strided::new(1, [(0, 0), (usize::MAX, 0)]).map(|plan| plan.len()), Some(0));

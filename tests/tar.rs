@@ -1,4 +1,4 @@
-//! Headers of tar archives: ordinary ones, all that is left to a complete reader, and the form of extended ones.
+//! Headers of tar archives: regular ones, those left to a complete reader, and the format of extended ones.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};
@@ -15,7 +15,7 @@ fn header(name: &[u8], size: &str, kind: u8) -> Vec<u8> {
 }
 
 #[test]
-fn only_ordinary_files_have_an_ordinary_header() {
+fn only_regular_files_have_a_simple_header() {
     assert_eq!(file_header(&header(b"a/b.txt", "00000001750\0", b'0')), Some(("a/b.txt", 1000)));
     assert_eq!(file_header(&header(b"old", "        12 ", 0)), Some(("old", 10)));
     assert_eq!(file_header(&header(&[b'x'; 100], "777777777777", b'0')).unwrap().1, 0o777_777_777_777);
@@ -45,7 +45,7 @@ fn record(keyword: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn an_extended_header_is_records_and_then_zeros() {
+fn an_extended_header_consists_of_records_followed_by_zeros() {
     assert_eq!(pax_records(b""), Ok(0));
     assert_eq!(pax_records(b"5 a=\n\0\0"), Ok(1));
     assert_eq!(pax_records(b"16 path=name=\nx\n5 b=\n"), Ok(2));
@@ -71,7 +71,7 @@ fn an_extended_header_is_records_and_then_zeros() {
 
 proptest! {
     #[test]
-    fn records_are_counted_whatever_they_say(
+    fn records_are_counted_for_any_contents(
         records in prop::collection::vec(("[a-z.]{1,20}", "[^0-9\0]{0,90}"), 0..9),
         zeros in 0usize..20,
     ) {
@@ -91,7 +91,7 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // The checksum's own field may say the same in another way; no change may say something else.
+        // The checksum field has several valid encodings, but no change may alter the result.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

@@ -1,4 +1,4 @@
-//! Records of TFRecord files, whole, in pieces, cut short and damaged.
+//! Reads records of TFRecord files: whole, in pieces, truncated and damaged.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
@@ -9,7 +9,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Reads a file that arrives in pieces of `piece` bytes: the records, and the error that ended them.
+/// Reads a file in pieces of `piece` bytes. Returns the records, and the final error.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }
@@ -41,7 +41,7 @@ fn the_checksum_is_that_of_files_that_tensorflow_writes() {
 }
 
 #[test]
-fn a_length_beyond_any_record_is_refused_before_anything_is_read() {
+fn a_length_beyond_the_maximum_is_rejected_before_reading() {
     let too_long = |length: u64, longest: u64| (vec![], Some(RecordError::TooLong { length, longest }));
     let length = (LONGEST + 1).to_le_bytes();
     let file = [&length[..], &masked_crc(&length).to_le_bytes()].concat();
@@ -54,7 +54,7 @@ fn a_length_beyond_any_record_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn place_and_number_count_on_from_where_reading_began() {
+fn offset_and_number_continue_from_the_start_of_reading() {
     let file = [framed(b"one"), framed(b"")].concat();
     let mut records = Records::new(100, 7, true, LONGEST);
     records.advance();
@@ -69,7 +69,7 @@ fn place_and_number_count_on_from_where_reading_began() {
 
 proptest! {
     #[test]
-    fn records_come_out_as_they_went_in_whatever_the_pieces(
+    fn records_are_unchanged_for_any_pieces(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
         piece in 1usize..300,
     ) {
@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn one_wrong_bit_is_never_taken_for_a_record(
+    fn a_record_with_one_wrong_bit_is_never_returned(
         data in prop::collection::vec(any::<u8>(), 0..60),
         bit in any::<prop::sample::Index>(),
     ) {
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_stands_in_a_file_no_more_is_kept_than_was_read(
+    fn for_any_file_no_more_is_buffered_than_was_read(
         file in prop::collection::vec(any::<u8>(), 0..200),
         lengths in prop::collection::vec(any::<u64>(), 1..4),
         piece in 1usize..80,

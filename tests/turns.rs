@@ -1,4 +1,4 @@
-//! Turns that a waiter gives away: all of them while they help, and none for long while strangers take them.
+//! Yielding in waits: the full number of times while it helps, and rarely while unrelated threads use the time.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -6,12 +6,12 @@ use torchdata_core::process::turns::Turns;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
 
-/// Waits one after the other on a clock of their own.
+/// Successive waits with a simulated clock.
 struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    /// How long all turns have lasted, and how many waits gave none away.
+    /// The total duration of all yields, and the number of waits without yields.
     given: u64,
     without: u64,
 }
@@ -21,8 +21,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// A wait in which turn number `helps` ends it, if so many are given, and each lasts for `turn`. Otherwise it sleeps
-    /// for `sleep`.
+    /// A wait that ends after yield number `helps`, if it yields that often; each yield takes `turn`. Otherwise it
+    /// sleeps for `sleep`.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -48,7 +48,7 @@ impl Waiter {
 }
 
 #[test]
-fn turns_that_help_are_given_for_ever() {
+fn yields_that_help_continue_forever() {
     let mut waiter = Waiter::new();
     for _ in 0..10_000 {
         waiter.wait(500 * MICRO, Some(9), 0);
@@ -58,7 +58,7 @@ fn turns_that_help_are_given_for_ever() {
 }
 
 #[test]
-fn turns_of_many_processes_may_last_as_long_as_they_like() {
+fn yields_among_many_processes_may_take_any_time() {
     for (processes, gives_up) in [(3, true), (257, false)] {
         let mut waiter = Waiter { processes, ..Waiter::new() };
         for _ in 0..1_000 {
@@ -69,7 +69,7 @@ fn turns_of_many_processes_may_last_as_long_as_they_like() {
 }
 
 #[test]
-fn turns_that_do_not_help_are_given_up_and_tried_now_and_then() {
+fn yields_that_do_not_help_stop_and_are_tried_again_regularly() {
     let mut waiter = Waiter::new();
     for _ in 0..1_600 {
         waiter.wait(MICRO, None, MILLI);
@@ -83,7 +83,7 @@ fn turns_that_do_not_help_are_given_up_and_tried_now_and_then() {
 }
 
 #[test]
-fn a_sleep_that_was_short_puts_the_turns_back() {
+fn a_short_sleep_restores_the_yields() {
     let mut waiter = Waiter::new();
     for _ in 0..100 {
         waiter.wait(MICRO, None, MILLI);
@@ -95,7 +95,7 @@ fn a_sleep_that_was_short_puts_the_turns_back() {
 }
 
 #[test]
-fn strangers_get_a_fiftieth_of_the_time() {
+fn unrelated_threads_get_a_fiftieth_of_the_time() {
     let mut waiter = Waiter::new();
     let begin = waiter.now;
     while waiter.now < begin + 20_000 * MILLI {
@@ -107,7 +107,7 @@ fn strangers_get_a_fiftieth_of_the_time() {
 }
 
 #[test]
-fn a_stranger_now_and_then_changes_nothing() {
+fn an_occasional_unrelated_thread_changes_nothing() {
     let mut waiter = Waiter::new();
     for number in 0..10_000 {
         waiter.wait(if number % 500 == 0 { 4 * MILLI } else { 20 * MICRO }, Some(0), 0);
@@ -117,7 +117,7 @@ fn a_stranger_now_and_then_changes_nothing() {
 }
 
 #[test]
-fn turns_are_given_again_when_the_stranger_is_gone() {
+fn yields_resume_when_the_unrelated_thread_is_gone() {
     let mut waiter = Waiter::new();
     for _ in 0..1_000 {
         waiter.wait(4 * MILLI, Some(0), 200 * MICRO);
@@ -131,10 +131,10 @@ fn turns_are_given_again_when_the_stranger_is_gone() {
 }
 
 proptest! {
-    /// However turns, work and sleeps are mixed, strangers' turns take an eighth of the time at most, and what may be
-    /// owed. A turn of a millisecond is no stranger's.
+    /// In all mixtures of yields, work and sleeps, yields to unrelated threads take at most one eighth of the time,
+    /// plus the maximum uncompensated time. A yield of one millisecond does not count as one to an unrelated thread.
     #[test]
-    fn what_strangers_take_is_bounded(
+    fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)
     ) {
         let mut waiter = Waiter::new();

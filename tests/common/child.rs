@@ -9,12 +9,12 @@ use torchdata_core::link::Link;
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::process::portable;
 
-/// Says to the test `child_process` what it is to be.
+/// The environment variable with the role of the test `child_process`.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
-/// Where a child finds the descriptors that were passed.
+/// The number of the first descriptor passed to a child.
 const FIRST_FD: i32 = 100;
 
-/// A child that is killed and reaped, if need be, when its parent's test ends.
+/// A child that is killed and reaped, if necessary, when its parent's test ends.
 pub struct Process(pub Child);
 
 impl Process {
@@ -30,18 +30,18 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary in its test `child_process` (which is ignored otherwise) with a role and a link's
-/// descriptors.
+/// Starts this test binary in its test `child_process`, which is ignored otherwise, with a role and the descriptors of
+/// a link.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }
 
-/// Starts this binary with a role and any descriptors.
+/// Starts this binary with a role and descriptors.
 pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
-    // SAFETY: dup2 is allowed between fork and exec; it clears close-on-exec in the copies.
+    // SAFETY: dup2 is allowed between fork and exec. It clears close-on-exec in the copies.
     unsafe {
         command.pre_exec(move || {
             for (&from, to) in fds.iter().zip(FIRST_FD..) {
@@ -55,28 +55,28 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     Process(command.spawn().unwrap())
 }
 
-/// Whether this process was started by `start_with`.
+/// Returns whether this process was started by `start_with`.
 pub fn is_child() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// In a child: its role.
+/// Returns the role of a child.
 pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// In a child: the descriptor number `index` that its parent passed; to be asked for once each.
+/// Returns descriptor number `index` in a child. Call at most once per descriptor.
 pub fn inherited_fd(index: i32) -> OwnedFd {
-    // SAFETY: the parent passed the descriptor and nothing else in this process owns it.
+    // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
 }
 
-/// In a child: the link and the bells that its parent passed.
+/// Returns the link and the bells in a child.
 pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this whole test binary once more with the portable fallbacks; `caller` is the test that does so.
+/// Runs this test binary again with the portable fallbacks. `caller` is the calling test.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -1,4 +1,4 @@
-//! The common parts of the engine's tests: a watchdog, and for tests with a link: items, ends that block, children.
+//! The common parts of the engine's tests: a watchdog, and for links: items, blocking ends and child processes.
 
 #![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
 
@@ -12,12 +12,12 @@ pub mod raw;
 #[cfg(not(loom))]
 pub mod stream;
 
-/// Aborts the process, naming the test, unless it is dropped in time.
+/// Aborts the process with the name of the test, unless it is dropped in time.
 pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }
 
-/// Gives the current test `seconds`; a hang then ends with a message instead of for ever.
+/// Limits the current test to `seconds`, so that a hang ends with a message.
 pub fn watchdog(seconds: u64) -> Watchdog {
     let (alive, gone) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();

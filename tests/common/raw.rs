@@ -1,11 +1,11 @@
-//! A link's memory as another process would have it that writes where it must not.
+//! The memory of a link as seen by another process that writes to it by mistake.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
 use torchdata_core::link::Link;
 
-/// A mapping of the same memory as another process would have it.
+/// A mapping of the same memory as in another process.
 pub struct Raw(MmapRaw);
 
 impl Raw {
@@ -15,7 +15,7 @@ impl Raw {
 
     pub fn byte(&self, place: usize) -> &AtomicU8 {
         assert!(place < self.0.len());
-        // SAFETY: inside the mapping, which lives as long as `self`.
+        // SAFETY: inside the mapping, which exists as long as `self`.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 

@@ -18,17 +18,17 @@ pub const END: u16 = 2;
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
-/// A small link, so that its limits are met often.
+/// A small link, so that its limits are often reached.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
-/// An item to send: some bytes inline and some large buffers.
+/// An item to send: inline bytes and large buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     pub inline: Vec<u8>,
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// Numbers that depend on the seed alone (splitmix64).
+/// Random numbers that depend only on the seed (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-/// The item number `index` of a stream over `config`: mostly small, now and then larger than ring or arena.
+/// Item number `index` of a stream over `config`: usually small, sometimes larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -75,7 +75,7 @@ pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
-/// Waits until `ready`, in slices that grow, as the glue does.
+/// Waits until `ready` returns true, in growing slices, like the extension.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..50 {
         if ready() {
@@ -89,7 +89,7 @@ fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// A producer that sleeps on its bell where it cannot go on.
+/// A producer that sleeps on its bell while it cannot continue.
 pub struct Sender {
     pub end: Producer,
     pub bell: BellRef,
@@ -101,7 +101,7 @@ impl Sender {
         Self { end, bell: bells.bell(PRODUCER).unwrap() }
     }
 
-    /// Waits for the consumer's permission and sends an item.
+    /// Waits for a grant and sends an item.
     pub fn send(&mut self, item: &Item) -> Result<(), Corrupted> {
         if self.end.permit()? != Permit::Now {
             self.end.flush();
@@ -117,7 +117,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a unit that is no item.
+    /// Sends a unit that is not an item.
     pub fn send_end(&mut self) -> Result<(), Corrupted> {
         while self.end.push(END, &[], &[])? == Push::Full {
             self.wait_for_room(0, 0)?;
@@ -125,11 +125,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Puts a buffer into a block, or streams it where waiting would bring none.
+    /// Puts a buffer into a block, or streams it if no block will become free.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {
-                // SAFETY: the block is at least as long as the buffer and nobody else has it yet.
+                // SAFETY: the block is at least as long as the buffer, and no other code uses it yet.
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
                 return Ok(Part::Block(Arc::new(block)));
             }
@@ -158,14 +158,14 @@ impl Sender {
     }
 }
 
-/// A consumer that sleeps on its bell where nothing is there.
+/// A consumer that sleeps on its bell while nothing is available.
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
     pub unit: Unit,
 }
 
-/// An item as it arrived, its buffers still leased.
+/// A received item. Its buffers are still leased.
 pub struct Arrived {
     pub inline: Vec<u8>,
     pub buffers: Vec<Buffer>,
@@ -177,7 +177,7 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
-    /// Takes what is there now; None where nothing is, or an end.
+    /// Takes the next unit, if any. Returns None without a unit, and for an end.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
         match self.end.take(&mut unit) {
@@ -192,7 +192,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next item without copying anything further, and gives the buffers of the last one back.
+    /// Waits for the next item without copying its buffers, and returns the buffers of the previous one.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {
@@ -204,7 +204,7 @@ impl Receiver {
         }
     }
 
-    /// Waits for the next unit; None for an end.
+    /// Waits for the next unit. Returns None for an end.
     pub fn receive(&mut self) -> Result<Option<Arrived>, Corrupted> {
         loop {
             if let Some((kind, arrived)) = self.poll()? {
@@ -215,17 +215,17 @@ impl Receiver {
     }
 }
 
-/// The bytes of a buffer, whichever way it came.
+/// The bytes of a leased or owned buffer.
 pub fn bytes(buffer: &Buffer) -> &[u8] {
     match buffer {
-        // SAFETY: the lease keeps its block, of which the producer does not write any more.
+        // SAFETY: the lease keeps its block, to which the producer no longer writes.
         Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
         Buffer::Owned(bytes) => bytes,
     }
 }
 
 impl Arrived {
-    /// A copy to compare with what was sent.
+    /// A copy for comparison with the sent item.
     pub fn item(&self) -> Item {
         Item { inline: self.inline.clone(), buffers: self.buffers.iter().map(|b| bytes(b).to_vec()).collect() }
     }

@@ -1,11 +1,12 @@
-//! Workers on other machines: each has copies of its links there, and carriers take units and words from one copy to
-//! the other.
+//! Workers on other machines: each has copies of its links there, and carriers transfer units and words between the
+//! copies.
 //!
-//! Up to two frames are on their way in either direction. A frame has the units that were there when it was made, or none,
-//! and the latest words. Words are shown when their frame arrives; units are kept as long as there is no room for them:
-//! who reads them may be waiting for a word, and read nothing. A worker may die and leave its host, which carries on what
-//! it had sent; or the host dies with it, and main may hear of that before frames that are on their way. Frames belong to
-//! the links of one process: one that takes a place has links of its own, where nothing of the process before it can come.
+//! Up to two frames are in transit in each direction. A frame contains the units that were available when it was
+//! created, or none, and the latest words. Words are stored when their frame arrives. Units wait until there is room,
+//! because their reader may be waiting for a word and read nothing. A worker may exit while its host still transfers
+//! what it had sent. The host may also exit, and the main process may detect that before frames in transit arrive.
+//! Frames belong to the links of one process: a replacement has new links, which frames of its predecessor cannot
+//! reach.
 
 use std::collections::VecDeque;
 
@@ -16,10 +17,10 @@ use super::saving::Ordered;
 use super::shared::Shared;
 use super::world::{Act, CONTROL, Child, Doing, Main, Setting, Take, World};
 
-/// Frames on their way in one direction, at most.
+/// The maximum number of frames in transit in one direction.
 pub const UNDER_WAY: usize = 2;
 
-/// From a worker to main.
+/// A frame from a worker to the main process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Up {
     units: VecDeque<Unit>,
@@ -29,30 +30,32 @@ pub struct Up {
 /// The words of a worker: its acknowledgement, and the epoch in which it starves.
 type Said = (Option<u64>, u32);
 
-/// From main to a worker.
+/// A frame from the main process to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Down {
     commands: VecDeque<Ordered>,
     words: (u64, u64, u32),
 }
 
-/// What lies between main and a worker on another machine.
+/// The connection between the main process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// Main's copy of the control link: commands, and the order.
+    /// The main process's copy of the control link: commands, and the order.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Units that have arrived in main, and commands that have arrived at the host, for which there was no room.
+    /// Units that have arrived in the main process, and commands that have arrived at the host, while there was no
+    /// room.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The words that were sent last in either direction: the order, and the grant with its count; and what the worker says.
+    /// The words that were last sent in each direction: the order, and the grant with its count; and the words of the
+    /// worker.
     told: (u64, u64, u32),
     said: Said,
-    /// The acknowledgement that main sees.
+    /// The acknowledgement that the main process sees.
     acknowledged: Option<u64>,
-    /// Whether the host has died.
+    /// Whether the host has exited.
     is_cut: bool,
 }
 
@@ -74,7 +77,7 @@ impl Carrier {
 }
 
 impl Setting {
-    /// The steps of the carriers of a worker, and the death of its host.
+    /// The steps of a worker's carriers, and the exit of its host.
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
         if world.main == Main::Gone {
@@ -157,14 +160,15 @@ impl Setting {
         }
     }
 
-    /// Whether workers are on other machines.
+    /// Creates the carriers, if workers are on other machines.
     pub fn fresh_carriers<const MOST: usize>(&self) -> Shared<Carrier, MOST> {
         (0..if self.carried { self.workers } else { 0 }).map(|_| Carrier::new()).collect()
     }
 }
 
 impl World {
-    /// Sends a command. False if there is no room for it; true if the child has died, as a death is found elsewhere.
+    /// Sends a command. Returns false if there is no room, and true if the child has exited, because exits are detected
+    /// elsewhere.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
@@ -185,12 +189,13 @@ impl World {
         true
     }
 
-    /// The acknowledgement of main's call that main sees.
+    /// The acknowledgement of a call that the main process sees.
     pub fn acknowledged(&self, index: usize) -> Option<u64> {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Whether main can see that a child has died: one elsewhere, when its host has, or all has arrived that it has sent.
+    /// Returns whether the main process can detect that a child has exited. On another machine, this requires that its
+    /// host has exited, or that everything it has sent has arrived.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {
@@ -200,7 +205,7 @@ impl World {
         child.doing == Doing::Gone && self.elsewhere.carriers.get(index).is_none_or(sees)
     }
 
-    /// Links and carriers for a process that takes a worker's place.
+    /// Links and carriers for the replacement of a worker.
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
         if setting.carried {
             let before = std::mem::replace(&mut self.elsewhere.carriers[index], Carrier::new());
@@ -213,7 +218,7 @@ impl World {
     }
 }
 
-// ---- the protocol holds between machines ----------------------------------------------------------------------------
+// ---- the protocol is correct between machines -----------------------------------------------------------------------
 
 fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, ..super::setting(workers, false, outputs) }
@@ -232,7 +237,7 @@ fn two_workers_elsewhere() {
 }
 
 #[test]
-fn a_worker_elsewhere_is_gone_on_with_and_replaced() {
+fn a_worker_on_another_machine_is_resumed_and_replaced() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("goes on", &Setting { resumes: 1, ..one.clone() });
     let replaced = Setting { restarts: true, deaths: 2, ..one };
@@ -244,7 +249,7 @@ fn a_worker_elsewhere_is_gone_on_with_and_replaced() {
 
 #[test]
 #[ignore = "takes ten minutes: by hand, as the others"]
-fn a_worker_elsewhere_is_gone_on_with_twice_and_called_between_snapshots() {
+fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("goes on twice", &Setting { resumes: 2, ..one.clone() });
     holds("goes on, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
@@ -261,14 +266,14 @@ pub fn holds(what: &str, setting: &Setting) {
 }
 
 #[test]
-fn frames_of_a_process_that_come_to_the_one_in_its_place_are_found() {
+fn the_checker_finds_frames_that_reach_the_replacement_of_a_process() {
     let setting = Setting { restarts: true, deaths: 1, epochs: 1, snapshots: 1, ..carried(1, &[1, 1]) };
     let found = super::found(setting, |rules| rules.own_frames = false);
     assert!(found.contains("is delivered"), "{found}");
 }
 
 #[test]
-fn words_that_wait_for_room_are_waited_for_in_vain() {
+fn the_checker_finds_words_that_wait_for_room() {
     let setting = Setting { calls: true, ring: 1, window: 2, epochs: 1, ..carried(1, &[1, 1, 1]) };
     assert!(super::found(setting, |rules| rules.words_at_once = false).contains("everybody waits"));
 }

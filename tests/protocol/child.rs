@@ -1,4 +1,4 @@
-//! The children: pumps, graphs, shares, commands.
+//! The children: pumps, graphs, dispatched items, commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -21,7 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // In the graph a child sees orders alone; anywhere else commands go first.
+        // Within the graph, a child only checks orders. Elsewhere, commands come first.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -34,7 +34,7 @@ impl Setting {
             push(name, after);
         }
         if world.is_waiting(self, index) {
-            return; // most children are, mostly: it costs no copy of the world
+            return; // most children wait most of the time, so this saves copies of the world
         }
         let mut after = world.clone();
         let name = match child.doing {
@@ -43,14 +43,15 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that touch nothing that others see may as well happen at once.
+        // Steps that do not affect other processes are executed at once.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }
         push(name, after);
     }
 
-    /// Whether a call waits, because the worker makes items again that were made before it, to main.
+    /// Returns whether a call is postponed because the worker still recomputes items that the main process received
+    /// before the call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -63,22 +64,22 @@ impl Setting {
     }
 }
 
-/// Whether the reader of a link wants no more of the stream.
+/// Returns whether the reader of a link wants no more items of the stream.
 fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// The next step of a pump over these links, between items, and how it stands after it.
+/// Returns the next step of a pump between items, and its state afterwards.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.rules, setting.heavy, &mut sending[reader], &links[first + reader]);
-    // A worker deals to main as its shards do.
+    // A worker sends to the main process like its shards do.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
 
 impl World {
-    /// The links that a child writes to, and which of them is its first.
+    /// The links that a child writes to, and the index of its first one.
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (&self.dealt, 0),
@@ -88,7 +89,7 @@ impl World {
         }
     }
 
-    /// A child, the links that it writes to, and which of them is its first.
+    /// A child, the links that it writes to, and the index of its first one.
     pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
         let Self { children, out, dealt, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
@@ -100,7 +101,7 @@ impl World {
         (&mut children[index], links, first)
     }
 
-    /// Whether a child can do nothing until somebody else has done something.
+    /// Returns whether a child cannot continue until another process does something.
     fn is_waiting(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let (links, first) = self.outgoing(setting, index);
@@ -125,13 +126,13 @@ impl World {
         }
     }
 
-    /// Whether nothing is there for a worker that asks for an item of its share, and it has said so.
+    /// Returns whether a worker waits for a dispatched item and has reported that.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];
         let epoch = child.pump.stream().epoch();
         if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
-            return !setting.rules.passes && child.pass > 0; // nobody will send anything: it waits for ever
+            return !setting.rules.passes && child.pass > 0; // no process will send anything, so it waits forever
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
         let nothing_waits = child.share.glance(link, setting.rules) == Some(false);
@@ -139,7 +140,7 @@ impl World {
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
 
-    /// Whether the next step of a child is in its graph, with nothing but its own.
+    /// Returns whether the next step of a child is in its graph and independent of other processes.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let reads_share = setting.dispatches && !setting.is_dispatcher(index);
@@ -181,7 +182,8 @@ impl World {
         }
     }
 
-    /// Applies main's function to the graph of a child, for the first time in this epoch or where it was met before.
+    /// Applies the function to the graph of a child, for the first time in this epoch or at the position of its
+    /// predecessor.
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.due = None;
@@ -189,14 +191,14 @@ impl World {
         let place = child.place();
         let is_first = self.kept.met[index].is_none();
         self.kept.met[index].get_or_insert(place);
-        // Where the end is ordered, or another epoch, nothing more is made of this one.
+        // If a stop or another epoch is ordered, no more items of this epoch are computed.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && is_first && goes_on && place < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
     }
 
-    /// Applies what is due behind the items that were made, before another one is asked for.
+    /// Applies a due function before the next item is requested.
     fn meet_due(&mut self, setting: &Setting, index: usize) {
         let child = &self.children[index];
         let place = child.place();
@@ -209,7 +211,7 @@ impl World {
         }
     }
 
-    /// Tells the dispatching process that nothing more of this epoch is wanted.
+    /// Tells the dispatching process that no more items of this epoch are wanted.
     pub fn finish(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         if setting.dispatches && !setting.is_dispatcher(index) && setting.rules.leaving && child.doing != Doing::Idle {
@@ -220,7 +222,7 @@ impl World {
         }
     }
 
-    /// Sends the unit that is due, or drops it, as its reader wants no more.
+    /// Sends the unit in progress, or drops it if its reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -241,7 +243,7 @@ impl World {
         "sends"
     }
 
-    /// One step of the pump, where it does not wait.
+    /// One step of the pump, if it does not wait.
     pub fn pump(&mut self, setting: &Setting, index: usize) -> &'static str {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
@@ -288,7 +290,7 @@ impl World {
         }
     }
 
-    /// Begins another pass, which was asked for.
+    /// Begins another pass, which was requested.
     pub fn begin_next_pass(&mut self, index: usize) -> &'static str {
         let child = &mut self.children[index];
         let pump = &mut child.pump;
@@ -300,7 +302,7 @@ impl World {
         "begins once more"
     }
 
-    /// One step in the graph, which ends with an item for the pump, or at its end.
+    /// One step in the graph, which ends with an item for the pump, or at the end of the graph.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -328,7 +330,7 @@ impl World {
         self.read_share(setting, index)
     }
 
-    /// Reads an item of a source of its own.
+    /// Reads an item of a worker's own source.
     pub fn read_source(&mut self, setting: &Setting, index: usize, step: usize, first: usize) -> &'static str {
         let child = &mut self.children[index];
         let item = first + step * usize::from(child.read);
@@ -356,7 +358,7 @@ impl World {
         "reads its source"
     }
 
-    /// Reads what is dealt to a worker, or says that it starves.
+    /// Reads a dispatched item, or reports that the worker starves.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
         let epoch = child.pump.stream().epoch();
@@ -422,14 +424,14 @@ impl World {
         "takes of its share"
     }
 
-    /// Says in which epoch a worker starves; 0: in none.
+    /// Reports in which epoch a worker starves, or 0.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;
         }
     }
 
-    /// Gives the pump an item that the graph has made: for whose turn it is, or for nobody.
+    /// Passes an item of the graph to the pump: for the reader that has the turn, or to be dropped.
     fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
         child.doing = Doing::Pumping;

@@ -1,35 +1,35 @@
-//! Visits every state that a model can come to, and says how it came to one that it must not come to.
+//! Visits all reachable states of a model, and reports the steps to an invalid one.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// The state after a step, or what the step breaks.
+/// The state after a step, or the rule that the step breaks.
 pub type After<State> = Result<State, String>;
 
-/// Takes each step that can be taken from a state, and the state after it, or what it breaks.
+/// Receives each possible step, and the state after it or the rule that it breaks.
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 
-/// The steps that can happen next, and the states that must not be.
+/// A model: the possible steps, and the invalid states.
 pub trait Model {
-    /// All that matters for what can happen next.
+    /// Everything that influences the next steps.
     type State: Clone + Hash + Debug;
     /// One step.
     type Step: Copy + Debug;
-    /// The parts that states have in common.
+    /// The parts that states share.
     type Parts: Default;
 
-    /// The state in which everything begins.
+    /// The initial state.
     fn start(&self) -> Self::State;
-    /// Passes on every step that can be taken: one by one, as most lead to states that are known, and are dropped.
+    /// Passes every possible step to `take`, one at a time, because most steps lead to known states, which are dropped.
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Lets a state that is new share the parts that are there already: so all states fit into caches and memory.
+    /// Lets a new state share existing parts, so that all states fit into caches and memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
-    /// Whether everything is over in this state. Others must have a next step, and a way to such a one.
+    /// Returns whether this is a final state. All other states must have a next step, and a path to a final state.
     fn is_over(&self, state: &Self::State) -> bool;
 }
 
-/// The numbers of states, steps and ends that were visited.
+/// The numbers of visited states, steps and final states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Explored {
     pub states: usize,
@@ -43,7 +43,7 @@ impl Display for Explored {
     }
 }
 
-/// 128 bits that stand for a state. Of 10^7 states two are mistaken for each other once in 10^24 explorations.
+/// A 128-bit fingerprint of a state. With 10^7 states, two of them collide once in 10^24 explorations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64, u64);
 
@@ -62,13 +62,13 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Two independent halves, a multiplication each for every word.
+/// Two independent halves, with one multiplication each per word.
 ///
-/// Most parts of a state are flags and small numbers: as many as fit share a word. How many there are shows in the word,
-/// so states that differ have different words.
+/// Most parts of a state are flags and small numbers, so several of them share a word. The word also contains their
+/// number, so different states have different words.
 struct Words {
     halves: Fingerprint,
-    /// The word that is being filled: behind a 1, which tells how many bytes there are.
+    /// The current word: a leading 1, which shows the number of bytes, followed by the bytes.
     word: u64,
 }
 
@@ -97,7 +97,7 @@ impl Words {
         }
     }
 
-    /// A byte, or one that is none of these, and a word of its own.
+    /// A byte, or for larger numbers an escape byte and a separate word.
     #[inline]
     fn number(&mut self, number: u64) {
         match u8::try_from(number) {
@@ -145,14 +145,14 @@ impl Hasher for Words {
         self.number(number as u64);
     }
 
-    /// The fingerprint of a part: half of it for either half.
+    /// The fingerprint of a part: one half for each half.
     fn write_u128(&mut self, number: u128) {
         self.flush();
         self.add(((number >> 64) as u64, number as u64));
     }
 }
 
-/// Fingerprints as keys: their bits are as good as those of any hash.
+/// Fingerprints as keys. They need no further hashing.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -172,11 +172,11 @@ impl Hasher for Plain {
     }
 }
 
-/// The states that were met, numbered as they were met.
+/// The visited states, numbered in the order of their discovery.
 struct Known(HashMap<Fingerprint, u32, ByFingerprint>);
 
 impl Known {
-    /// Knows the first state alone, number 0.
+    /// Contains only the initial state, number 0.
     fn new(start: &impl Hash) -> Self {
         Self([(Fingerprint::of(start), 0)].into_iter().collect())
     }
@@ -185,7 +185,7 @@ impl Known {
         self.0.get(&Fingerprint::of(state)).copied()
     }
 
-    /// The number of a state, and whether it is new.
+    /// Returns the number of a state, and whether it is new.
     fn meet(&mut self, state: &impl Hash) -> (u32, bool) {
         let next = u32::try_from(self.0.len()).expect("so many states are never visited");
         let number = *self.0.entry(Fingerprint::of(state)).or_insert(next);
@@ -193,15 +193,16 @@ impl Known {
     }
 }
 
-/// Goes breadth first through all states, so that what it reports is a shortest way there.
+/// Visits all states breadth first, so that it reports a shortest path.
 ///
 /// # Errors
-/// A step breaks a rule; a state has no next step and is no end; or from a state no end can be reached any more.
+/// If a step breaks a rule, if a state that is not final has no next step, or if no final state can be reached from a
+/// state.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // By state: the state before it, and where in `after` the states begin to which its steps lead.
+    // By state: the previous state, and the start of its successors in `after`.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -246,12 +247,14 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// The first state from which no end can be reached. The steps of state n lead to `after[first[n]..first[n + 1]]`.
+/// Returns the first state from which no final state can be reached. The successors of state n are
+/// `after[first[n]..first[n + 1]]`.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states that were met later. So the last ones come first, and a few rounds are enough.
+    // Most steps lead to states that were discovered later. Processing the last states first makes a few rounds
+    // sufficient.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -265,7 +268,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// The fault and the way there: once more from the start, as only numbers were kept.
+/// Describes the fault and the path to it. The path is recomputed from the start, because only numbers are stored.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {
@@ -291,9 +294,9 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-// ---- what is found, in graphs of a few numbers ------------------------------------------------------------------
+// ---- tests of the explorer, with graphs of a few numbers ---------------------------------------------------------
 
-/// Steps between numbers, from 0 on: where from, where to. Number 9 breaks a rule.
+/// A model of steps between numbers, starting at 0. Number 9 breaks a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],
@@ -322,7 +325,7 @@ impl Model for Numbers {
 }
 
 #[test]
-fn all_states_and_steps_are_counted_and_an_end_may_be_behind_states_that_were_met_later() {
+fn all_states_and_steps_are_counted_and_an_end_may_follow_states_discovered_later() {
     let steps = &[(0, 1), (0, 2), (1, 0), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5), (2, 3)];
     let explored = explore(&Numbers { steps, ends: &[5] });
     assert_eq!(explored, Ok(Explored { states: 6, steps: 9, ends: 1 }));
@@ -342,7 +345,7 @@ fn a_state_without_a_step_is_found() {
 }
 
 #[test]
-fn the_shortest_way_to_what_breaks_a_rule_is_told() {
+fn the_shortest_path_to_a_broken_rule_is_reported() {
     let found = explore(&Numbers { steps: &[(0, 1), (1, 2), (2, 9), (0, 3), (3, 9), (9, 0)], ends: &[] });
     assert_eq!(found, Err("it is nine, after these steps:\n  3\n  9\nin 3".to_owned()));
 }

@@ -1,4 +1,5 @@
-//! Main's places: what a state names at each moment, whether that is right, and going on from it.
+//! Positions in the main process: the contents of a state at each moment, whether they are correct, and resuming from
+//! them.
 
 use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Share, Snapshot};
 
@@ -11,16 +12,16 @@ use super::world::{Act, Kept, Main, Setting, Take, World};
 /// More items than an epoch has.
 const ALL: u64 = 1 << 62;
 
-/// A place in an epoch, as it stands in a state.
+/// A position in an epoch, as in a state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// By worker: what was given of its items, and the snapshot that this goes on from.
+    /// By worker: the delivered items, and the snapshot from which to resume.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// Where an epoch goes on, for all of its children.
+/// The position at which all children resume an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -28,13 +29,13 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// The place `back` deliveries ago, by the books.
+    /// The position `back` deliveries ago, according to the records.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// The place at these accounts of the workers, by the books.
+    /// The position at these accounts of the workers, according to the records.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let places = books.places_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
@@ -47,7 +48,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// From where each child goes on, the dispatching process last.
+    /// Returns where each child resumes. The dispatching process is the last one.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -83,7 +84,7 @@ impl Place {
 }
 
 impl Setting {
-    /// How many of `total` deliveries of this run the user was not given yet, as the books are told.
+    /// Returns how many of `total` deliveries of this run the user has not received, as reported to the records.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -91,16 +92,16 @@ impl Setting {
         }
     }
 
-    /// Asks for the state of `ago` items ago.
+    /// Returns the state `ago` items ago.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
     }
 
-    /// Whether each state that can be asked for now names the right place.
+    /// Checks that each state that can be requested now has the right position.
     ///
     /// # Errors
-    /// It does not.
+    /// If a position is wrong.
     pub fn check_places(&self, world: &World) -> Result<(), String> {
         let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
@@ -115,7 +116,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // Where nobody tells what was given, what is remembered includes what main holds.
+                // If the number of items that the user received is unknown, the log includes items held in the main
+                // process.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -176,7 +178,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // one that begins has read nothing of the first pass
+            let share = share.unwrap_or_default(); // a worker that begins has read nothing of the first pass
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
@@ -188,7 +190,7 @@ impl Setting {
         Ok(())
     }
 
-    /// How many of the first `delivered` items are a worker's, in strict order.
+    /// Returns how many of the first `delivered` items are from a worker, in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
@@ -203,7 +205,7 @@ impl Setting {
         given
     }
 
-    /// The items that a worker's graph makes from a snapshot on.
+    /// The items that a worker's graph computes after a snapshot.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {
@@ -213,7 +215,7 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch, and goes on with it from a place: with the same processes, or others.
+    /// The user leaves the epoch and resumes it from a position, with the same or new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -231,12 +233,12 @@ impl Setting {
     }
 }
 
-/// So many of the first items, or as many as there are: where a rule is wrong, it may be fewer.
+/// Returns the first `count` items, or all if there are fewer, which a wrong rule can cause.
 fn first(items: &[u8], count: u64) -> &[u8] {
     &items[..items.len().min(count as usize)]
 }
 
-/// How far such items come.
+/// The account of these items.
 pub fn account_of(epoch: u32, items: &[u8]) -> Account {
     let mut account = Account::default();
     items.iter().for_each(|&item| account.count(digest((epoch, item))));
@@ -244,13 +246,13 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// The books, and those that forget nothing.
+    /// The records, and complete records that forget nothing.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)
     }
 
-    /// Begins an epoch, or goes on with it.
+    /// Begins or resumes an epoch.
     pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Part<GoingOn>>) {
         self.number += 1;
         self.begin_calls(setting);
@@ -275,13 +277,13 @@ impl World {
         self.main = Main::Telling(self.number, setting.children());
     }
 
-    /// The command by which a child begins the epoch.
+    /// The command with which a child begins the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
         let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
-    /// Puts the snapshots into the books from which everybody goes on.
+    /// Keeps the snapshots from which the children resume.
     fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
         for books in self.both_books() {
             for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {
@@ -291,7 +293,7 @@ impl World {
         }
     }
 
-    /// Keeps a snapshot that has come.
+    /// Keeps a received snapshot.
     pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
         let lag = setting.lag(self.kept.books.total(), self.given);
         for books in self.both_books() {
@@ -303,7 +305,7 @@ impl World {
         }
     }
 
-    /// New processes over new links.
+    /// New processes with new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
         self.kept.calls = Calls::new(setting.children()).into();

@@ -1,8 +1,9 @@
-//! Dispatching to workers on other machines: the dispatching process stays on main's, and each worker has a second lane.
+//! Dispatching to workers on other machines: the dispatching process runs on the machine of the main process, and each
+//! worker has a second lane.
 //!
-//! A lane carries items from the dispatching process's copy of a link to the worker's own, and that one's grants back. Up
-//! to two frames are on their way in either direction. Frames that have arrived wait until the worker's ring has room, and
-//! then main sends no others. Nobody learns of a death by a lane: it stands still.
+//! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
+//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has room, and
+//! meanwhile the main process sends no others. A lane does not detect exits; it stops.
 
 use std::collections::VecDeque;
 
@@ -13,15 +14,15 @@ use super::memory::Unit;
 use super::shared::Shared;
 use super::world::{Act, Doing, Main, Setting, Take, World};
 
-/// What lies between the dispatching process and a worker on another machine.
+/// The connection between the dispatching process and a worker on another machine.
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
     /// Grants, each with its count.
     up: VecDeque<(u64, u32)>,
-    /// Units that have arrived at the host, for which there was no room.
+    /// Units that have arrived at the host while there was no room.
     arrived: VecDeque<Unit>,
-    /// The grant that was sent last.
+    /// The last grant sent.
     said: (u64, u32),
 }
 
@@ -79,14 +80,14 @@ impl Setting {
         }
     }
 
-    /// Lanes without anything on them.
+    /// Creates empty lanes.
     pub fn fresh_lanes<const MOST: usize>(&self) -> Shared<Lane, MOST> {
         (0..if self.carried && self.dispatches { self.workers } else { 0 }).map(|_| Lane::new()).collect()
     }
 }
 
 impl World {
-    /// A lane for a process that takes a worker's place.
+    /// A lane for the replacement of a worker.
     pub fn renew_lane(&mut self, setting: &Setting, index: usize) {
         if setting.dispatches {
             let before = std::mem::replace(&mut self.elsewhere.lanes[index], Lane::new());
@@ -97,31 +98,31 @@ impl World {
     }
 }
 
-// ---- the protocol holds where items are dealt to other machines -----------------------------------------------------
+// ---- the protocol is correct when items are dispatched to other machines --------------------------------------------
 
 fn dealt(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, epochs: 1, ..super::setting(workers, true, outputs) }
 }
 
 #[test]
-fn items_are_dealt_to_a_worker_elsewhere() {
+fn items_are_dispatched_to_a_worker_on_another_machine() {
     super::all_hold(&dealt(1, &[2, 0, 1]));
 }
 
 #[test]
-fn items_are_dealt_to_two_workers_elsewhere() {
+fn items_are_dispatched_to_two_workers_on_other_machines() {
     holds("beside another one", &dealt(2, &[1, 1]));
 }
 
 #[test]
-fn a_worker_elsewhere_to_which_items_are_dealt_is_replaced() {
+fn a_worker_on_another_machine_that_reads_dispatched_items_is_replaced() {
     let replaced = Setting { restarts: true, deaths: 1, snapshots: 1, ..dealt(1, &[1]) };
     holds("replaced", &replaced);
 }
 
 #[test]
 #[ignore = "takes four minutes: by hand, as the others"]
-fn items_are_dealt_to_a_worker_elsewhere_whatever_happens() {
+fn items_are_dispatched_to_a_worker_on_another_machine_for_all_events() {
     let one = Setting { snapshots: 1, ..dealt(1, &[1]) };
     let replaced = Setting { restarts: true, deaths: 1, ..one.clone() };
     holds("goes on", &Setting { resumes: 1, ..one });
@@ -130,14 +131,14 @@ fn items_are_dealt_to_a_worker_elsewhere_whatever_happens() {
 }
 
 #[test]
-fn frames_of_a_dispatching_process_that_come_to_the_worker_of_the_next_one_are_found() {
+fn the_checker_finds_frames_of_an_earlier_dispatching_process() {
     let setting = Setting { restarts: true, deaths: 1, ..dealt(1, &[1, 1]) };
     let found = super::found(setting, |rules| rules.own_frames = false);
     assert!(found.contains("what is made again is not what the reader has"), "{found}");
 }
 
 #[test]
-fn a_worker_elsewhere_that_starves_unheard_is_waited_for_in_vain() {
+fn the_checker_finds_starvation_that_is_not_reported_from_another_machine() {
     let setting = dealt(2, &[2, 0, 1, 0, 0, 1]);
     assert!(super::found(setting, |rules| rules.hears_who_starves = false).contains("everybody waits"));
 }

@@ -1,8 +1,10 @@
-//! The protocol between main, workers and the dispatching process, in every interleaving of small loaders.
+//! Explores the protocol between the main process, workers and the dispatching process, in all interleavings of small
+//! loaders.
 //!
-//! Checked in each: no deadlock; from every state an end can be reached; no item is lost, doubled or delivered to
-//! another epoch or out of order; an epoch that ends without error is complete; a death is an error. And the checker
-//! itself is checked: with the rules as they were before a defect was mended, it must find that defect.
+//! Each exploration checks that there is no deadlock, and that an end can be reached from every state. No item is lost,
+//! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
+//! exit of a process is an error. The checker itself is tested too: with a rule as it was before a defect was fixed, it
+//! must find that defect.
 
 mod carrying;
 mod child;
@@ -54,7 +56,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// The events, one kind at a time: each at every moment at which it can happen.
+/// The possible events, one kind at a time. Each can happen at any moment.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -63,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // A look is no duty, so that this is breaking without one, too.
+        // Looking is optional, so this also covers breaking without it.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -80,7 +82,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item leaves no room for a second one: with windows of one item that changes nothing.
+    // A large item leaves no room for a second one. With windows of one item, that makes no difference.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -115,7 +117,7 @@ fn one_worker() {
 }
 
 #[test]
-fn workers_with_sources_of_their_own() {
+fn workers_with_separate_sources() {
     for window in [1, 2] {
         for outputs in [&[2, 0, 1][..], &[0, 1, 1]] {
             all_hold(&Setting { window, ..setting(2, false, outputs) });
@@ -149,22 +151,22 @@ fn three_workers_and_the_dispatching_process_with_more_items() {
     all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(2, true, &[1, 1]) });
 }
 
-// ---- the checker finds what was wrong -----------------------------------------------------------------------------
+// ---- the checker finds earlier defects ----------------------------------------------------------------------------
 
-/// The fault that exploring finds with one rule as it was.
+/// Returns the fault that exploring finds with an old version of one rule.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
     assert!(explore(&setting).is_ok(), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Places checked by other rules must be checked again.
+    // Positions checked under other rules must be checked again.
     let found = explore(&Setting { rules, checked: RefCell::default(), ..setting })
         .expect_err("the old rule is found to be wrong");
     found.lines().next().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn grants_without_an_epoch_and_readers_that_take_newer_units_lose_items() {
+fn grants_without_an_epoch_lose_items_if_readers_take_newer_units() {
     let setting = Setting { breaks: true, ..setting(2, true, &[2, 0, 1]) };
     let found = found(setting, |rules| rules.streams = false);
     let lost = ["is delivered as number", "as if it were whole", "everybody waits"];
@@ -172,37 +174,37 @@ fn grants_without_an_epoch_and_readers_that_take_newer_units_lose_items() {
 }
 
 #[test]
-fn strict_order_alone_stands_still_with_uneven_work() {
+fn strict_order_without_receiving_early_deadlocks_with_uneven_work() {
     let setting = setting(2, true, &[2, 0, 2, 0, 1, 1]);
     assert!(found(setting, |rules| rules.take_in = false).contains("everybody waits"));
 }
 
 #[test]
-fn a_death_that_stops_the_epoch_looks_like_its_end() {
+fn an_exit_that_stops_the_epoch_looks_like_its_end() {
     let setting = Setting { deaths: 1, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.deaths = false).contains("as if it were whole"));
 }
 
 #[test]
-fn a_thread_that_reads_on_after_its_epoch_takes_items_of_the_next() {
+fn a_thread_that_keeps_reading_after_its_epoch_takes_items_of_the_next() {
     let setting = Setting { reads_ahead: true, breaks: true, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.late_readers = false).contains("is delivered as number"));
 }
 
 #[test]
-fn calls_that_end_the_epoch_stand_still() {
+fn calls_that_end_the_epoch_deadlock() {
     let setting = Setting { calls: true, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.calls = false).contains("everybody waits"));
 }
 
 #[test]
-fn a_second_pass_that_nobody_begins_stands_still() {
+fn a_second_pass_that_is_never_begun_deadlocks() {
     let setting = Setting { passes: 2, ..setting(1, true, &[1, 1]) };
     assert!(found(setting, |rules| rules.passes = false).contains("everybody waits"));
 }
 
 #[test]
-fn shares_that_are_left_silently_hold_up_the_others() {
+fn workers_that_leave_a_pass_without_a_report_block_the_others() {
     let setting = Setting { header: Some(1), leavers: 1, ..setting(2, true, &[1, 1, 1, 1, 1, 1]) };
     assert!(found(setting, |rules| rules.leaving = false).contains("everybody waits"));
 }

@@ -1,4 +1,4 @@
-//! Main: begins epochs, asks for items, breaks, halts, calls, ends everything.
+//! The main process: begins epochs, requests items, breaks, pauses, calls functions, and stops everything.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -6,11 +6,11 @@ use super::memory::Kind;
 use super::saving::{Ordered, digest};
 use super::world::{Act, After, Child, Doing, Ended, Main, Rules, Setting, Take, Thread, WORKERS, World};
 
-/// The result of asking for an item.
+/// The result of requesting an item.
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// Something was done, but no item is there yet.
+    /// Work was done, but there is no item yet.
     Busy,
 }
 
@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // Commanding and waiting for answers look at who lives.
+            // Sending commands and waiting for answers also check for exits.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) && !world.awaits_dispatcher(self) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,7 +59,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process first.
+                // The dispatching process is first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -114,7 +114,7 @@ impl Setting {
                 } else {
                     after.kept.calls.tell(FUNCTION, index);
                     if is_gone && self.restarts {
-                        return push("finds one gone", Ok(after)); // and learns of that next
+                        return push("finds one gone", Ok(after)); // the exit is handled in a later step
                     }
                 }
                 if after.tell(index, plainly(CALL)) {
@@ -123,7 +123,7 @@ impl Setting {
                 }
             }
             Main::Stopping(count) if count == self.children() => {
-                // Children that do not obey in time are ended.
+                // Children that do not exit in time are killed.
                 for child in 0..self.children() {
                     after.children[child].doing = Doing::Gone;
                 }
@@ -131,7 +131,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = after.tell(count, plainly(Command::Stop)); // or it is terminated
+                let _ = after.tell(count, plainly(Command::Stop)); // otherwise it is killed
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -146,7 +146,7 @@ impl Setting {
             return;
         }
         if self.rules.late_readers && thread.epoch != world.number {
-            return; // told to leave; it takes nothing
+            return; // the thread was told to stop, so it takes nothing
         }
         let Some((asked, mut after)) = world.ask(self) else { return };
         let holds = match asked {
@@ -159,7 +159,7 @@ impl Setting {
     }
 
     pub fn reading(&self, world: &World, take: &mut Take<'_>) {
-        // The user may do these instead of asking for the next item.
+        // The user can do this instead of requesting the next item.
         let mut push = |name, after: World| take(Act::Main(name), Ok(after));
         let idle = !world.waits;
         if self.breaks && idle && world.delivered > 0 {
@@ -202,7 +202,7 @@ impl Setting {
     }
 }
 
-/// The one function of main's.
+/// The only function that the main process calls.
 pub const FUNCTION: u64 = 1;
 pub const CALL: Command = Command::Call(FUNCTION);
 
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// By worker, whether a unit of the stream that is read waits; None where some are over, and are to be dropped first.
+    /// By worker, whether a unit of the current stream is pending. None if obsolete units must be dropped first.
     fn arrived(&self, rules: Rules) -> Option<[bool; WORKERS]> {
         let mut arrived = [false; WORKERS];
         for (peer, (end, link)) in self.ends.iter().zip(self.out.iter()).enumerate() {
@@ -239,7 +239,7 @@ impl World {
         Some(arrived)
     }
 
-    /// Drops units that are over.
+    /// Drops obsolete units.
     fn drop_old(&mut self, rules: Rules) {
         let Self { ends, out, .. } = self;
         for (peer, end) in ends.iter().enumerate() {
@@ -256,7 +256,7 @@ impl World {
         starving
     }
 
-    /// Takes what the thread has read ahead, if it has.
+    /// Takes the item that the thread has read ahead, if any.
     fn take_read_ahead(&self) -> Option<(Asked, Self)> {
         let asked = match self.thread.as_ref()?.holds? {
             Ok(item) => Asked::Item(item),
@@ -267,7 +267,7 @@ impl World {
         Some((asked, after))
     }
 
-    /// One look of the collector, and the world after it; None where it can do nothing.
+    /// One attempt of the collector, and the world after it. None if it can do nothing.
     fn ask(&self, setting: &Setting) -> Option<(Asked, Self)> {
         let rules = setting.rules;
         if self.stopped {
@@ -295,9 +295,9 @@ impl World {
         Some((asked, after))
     }
 
-    /// Does what the collector has to do next.
+    /// Executes the next step of the collector.
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // A death is found while main waits; by then something may have come.
+        // An exit is detected while the main process waits. Units may have arrived meanwhile.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -365,7 +365,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// One step of main while it waits for answers, if there is one.
+    /// One step of the main process while it waits for answers, if there is one.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived(setting.rules).unwrap_or_else(|| {
             self.drop_old(setting.rules);
@@ -400,7 +400,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // Out of order: how often each item came, four bits each.
+        // Out of order: the number of times that each item was delivered, in four bits each.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

@@ -1,4 +1,4 @@
-//! The memory of the loader in small: rings, words, and what the two ends of a link know.
+//! The memory of the model: rings, words, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -13,13 +13,13 @@ use super::world::Rules;
 /// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The epoch in which it was made, and which item it is.
+    /// The epoch in which the item was computed, and its number.
     Item(u32, u8),
     End,
     Error,
     /// A worker's snapshot.
     Saved(Part<Snapshot<Graph>>),
-    /// The dispatching process's, perhaps passed on by a worker.
+    /// A snapshot of the dispatching process, possibly relayed by a worker.
     Dealt(Part<Dealt<Graph>>),
 }
 
@@ -35,11 +35,11 @@ impl Unit {
     }
 }
 
-/// A link: what lies in shared memory.
+/// A link: its contents in shared memory.
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's word, and the bare count in it, which was all there was.
+    /// The word of the reader, and the count in it, which an old rule used alone.
     pub grant: u64,
     pub count: u32,
     /// The epoch in which the writer starves.
@@ -52,7 +52,7 @@ impl Link {
     }
 }
 
-/// One end of a link that is read.
+/// The reading end of a link.
 #[derive(Debug, Clone, Hash, Default)]
 pub struct ReadEnd {
     pub receiving: Receiving,
@@ -88,7 +88,7 @@ impl ReadEnd {
         self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
-    /// Whether a unit of the stream that is read waits; None where others are to be dropped first.
+    /// Returns whether a unit of the current stream is pending. None if other units must be dropped first.
     pub fn glance(&self, link: &Link, rules: Rules) -> Option<bool> {
         match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
             Judgement::Take => Some(!link.units.is_empty()),
@@ -97,7 +97,7 @@ impl ReadEnd {
         }
     }
 
-    /// Drops what is over, and tells whether a unit of the stream that is read, waits.
+    /// Drops obsolete units, and returns whether a unit of the current stream is pending.
     pub fn look(&self, link: &mut Link, rules: Rules) -> bool {
         while let Some(unit) = link.units.front() {
             match self.receiving.judge(unit.stream) {
@@ -110,16 +110,16 @@ impl ReadEnd {
     }
 }
 
-/// A child's pump over its links.
+/// The pump of a child, with its links.
 #[derive(Debug, Clone, Hash)]
 pub struct Pump {
     pub dealing: Part<Dealing>,
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// By link: what went out in this stream, by earlier runs of it, too; kept where snapshots are.
+    /// By link: the items sent in this stream, including earlier runs; maintained if there are snapshots.
     pub accounts: Part<Vec<Account>>,
-    /// By link: the checksum behind what is made again.
+    /// By link: the checksum after the recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
 }
 
@@ -148,7 +148,7 @@ impl Pump {
     }
 }
 
-/// The permit of a reader: by its word, or by the old rule, by a count that belonged to no epoch.
+/// The permit of a reader: according to its word, or according to the old rule, a count without an epoch.
 pub fn permit(rules: Rules, heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {

@@ -1,8 +1,8 @@
-//! Replacing dead children inside an epoch.
+//! Replaces exited children within an epoch.
 //!
-//! Without dispatching the dead worker alone is replaced, over a new link. With dispatching all children are, together:
-//! nobody else knows what was on its way to the dead one. Items that main has received are drained first, and made
-//! again by count.
+//! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
+//! children are replaced together, because items in transit to the exited one are unknown to the others. Items that the
+//! main process has received are drained first, and the replacements recompute the same number of items.
 
 use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
 
@@ -16,20 +16,20 @@ use super::world::{Doing, Kept, Main, Setting, World};
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    /// Whether a failure is one too early: somebody can be replaced still.
+    /// Returns whether failing is too early, because a child can still be replaced.
     pub fn is_to_go_on(&self, world: &World) -> bool {
         self.restarts && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
 }
 
-/// The resumption of a child that repeats its epoch: the reader has all items that it makes.
+/// The resumption of a child that repeats its epoch: the reader has all of its items.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
 }
 
 impl World {
-    /// Whether somebody has died who is still wanted in this epoch.
+    /// Returns whether a child has exited that is still needed in this epoch.
     pub fn is_dead(&self) -> bool {
         (0..self.children.len()).any(|index| self.is_gone(index) && !self.rests(index))
     }
@@ -38,14 +38,14 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Notes the function that main is about to send.
+    /// Records the function that will be sent next.
     pub fn note_call(&mut self, setting: &Setting) {
         self.called = 1;
         (0..setting.children()).for_each(|child| self.settle(child));
         self.kept.calls.note();
     }
 
-    /// An epoch begins: what was met was met before it.
+    /// Begins an epoch: functions of earlier epochs were applied before it.
     pub fn begin_calls(&mut self, setting: &Setting) {
         (0..setting.children()).for_each(|child| self.settle(child));
         self.kept.calls.begin(false);
@@ -62,7 +62,7 @@ impl World {
         self.kept.had.fill(0);
     }
 
-    /// Notes where a child has come, by the words that outlive it.
+    /// Records the position of a child, according to the words that outlive it.
     fn settle(&mut self, child: usize) {
         let place = self.acknowledged(child);
         if let ([number], Some(place)) = (&self.kept.calls.unsettled(child)[..], place) {
@@ -70,8 +70,8 @@ impl World {
         }
     }
 
-    /// Whether nobody is replaced yet, as it is not known where the dispatching process meets the function: it lives,
-    /// and obeys next.
+    /// Returns whether replacing must wait, because the dispatching process is running and will apply the function
+    /// next, at a position that is still unknown.
     pub fn awaits_dispatcher(&self, setting: &Setting) -> bool {
         let mut looked = self.clone();
         let index = setting.workers;
@@ -81,8 +81,8 @@ impl World {
         }
     }
 
-    /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where
-    /// that was tried too often.
+    /// Handles exited children: they are replaced, or are not needed again in this epoch. Returns false if this was
+    /// tried too often.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
@@ -95,7 +95,7 @@ impl World {
         };
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // tells the processes of a place apart
+        let died = u64::from(setting.deaths - self.deaths); // distinguishes successive processes of a child
         for index in dead {
             let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
@@ -111,13 +111,13 @@ impl World {
                 return false;
             }
         }
-        self.drain(setting, replaced.iter().copied()); // the others were ended for it
+        self.drain(setting, replaced.iter().copied()); // the others were killed for the replacement
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.settle(worker);
             if setting.carried && !self.kept.calls.unsettled(worker).is_empty() {
-                self.kept.met[worker] = None; // the word of it was lost, and with it all that was made behind it
+                self.kept.met[worker] = None; // its acknowledgement was lost, together with all later items
             }
             self.kept.calls.settle_behind(worker, received[worker].items);
             self.kept.had[worker] = received[worker].items;
@@ -145,7 +145,7 @@ impl World {
                 ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
             }
             for number in ahead {
-                let _ = self.tell(index, plainly(Command::Call(number))); // it has room
+                let _ = self.tell(index, plainly(Command::Call(number))); // there is room
             }
             if !within.is_empty() {
                 start.calls = within;
@@ -160,7 +160,7 @@ impl World {
         true
     }
 
-    /// Takes in what some children had sent. Snapshots go into the books at once.
+    /// Takes everything that some children had sent. Snapshots are kept at once.
     fn drain(&mut self, setting: &Setting, children: impl Iterator<Item = usize>) {
         for worker in children.filter(|&child| child < setting.workers) {
             let link = std::mem::replace(&mut self.out[worker], Link::new());
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// The account of items received of a worker, delivered or not.
+    /// The account of items received from a worker, delivered or not.
     fn received(&self, setting: &Setting, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         if setting.rules.receiving {

@@ -1,15 +1,15 @@
-//! Snapshots, places, going on from them and replacing the dead, in every interleaving.
+//! Explores snapshots, positions, resuming and replacing in all interleavings.
 //!
-//! Checked besides what always is: whatever state is asked for, at any moment, names snapshots of this epoch that are
-//! not beyond what the user was given, a dispatching process's that no worker's reading is before, and what would be
-//! made from there on is what was to follow; nothing is forgotten that may be asked for; what is made again is what the
-//! reader has.
+//! In addition to the general checks, every state that can be requested at any moment is checked. It contains snapshots
+//! of the current epoch, which are not later than the items that the user received. Its snapshot of the dispatching
+//! process is not later than the position of any worker. The items computed from there are the expected ones, nothing
+//! that may be requested is forgotten, and recomputed items are equal to those of the reader.
 
 use super::explore::explore;
 use super::setting;
 use super::world::{PRESENT, Rules, Setting};
 
-/// Loaders of one epoch, with short books and snapshots at any moments.
+/// Loaders with one epoch, short logs, and snapshots at any moment.
 fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
     Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
 }
@@ -40,7 +40,7 @@ fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
 }
 
 #[test]
-fn one_worker_goes_on_from_any_state() {
+fn one_worker_resumes_from_any_state() {
     for window in [1, 2] {
         for outputs in [&[2, 0, 1][..], &[1, 1]] {
             for (what, setting) in happenings(2, &Setting { window, ..saving(1, false, outputs) }) {
@@ -51,7 +51,7 @@ fn one_worker_goes_on_from_any_state() {
 }
 
 #[test]
-fn two_workers_go_on_from_any_state() {
+fn two_workers_resume_from_any_state() {
     let base = Setting { resumes: 1, snapshots: 1, ..saving(2, false, &[2, 0, 1]) };
     holds("2 workers", &base);
     holds("2 workers, window 2", &Setting { window: 2, ..base.clone() });
@@ -61,7 +61,7 @@ fn two_workers_go_on_from_any_state() {
 }
 
 #[test]
-fn dispatched_items_go_on_from_any_state() {
+fn dispatched_items_resume_from_any_state() {
     let one = Setting { resumes: 1, ..saving(1, true, &[2, 1]) };
     holds("1 worker, dispatching", &one);
     holds("1 worker, dispatching, two passes", &Setting { passes: 2, snapshots: 1, ..one.clone() });
@@ -74,13 +74,13 @@ fn dispatched_items_go_on_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // One of each, so that there are places with the dispatching process's.
+    // One snapshot of each kind, so that there are positions with one of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }
 
 #[test]
-fn snapshots_of_one_epoch_serve_in_no_other() {
+fn snapshots_of_one_epoch_are_not_used_in_another() {
     let one = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
     holds("1 worker, dispatching, breaks", &one);
     holds("1 worker, dispatching, goes on", &Setting { resumes: 1, snapshots: 1, ..one });
@@ -103,7 +103,7 @@ fn dead_workers_are_replaced() {
 }
 
 #[test]
-fn with_dispatching_all_are_replaced_together() {
+fn with_dispatching_all_children_are_replaced_together() {
     let one = Setting { restarts: true, deaths: 2, snapshots: 1, ..saving(1, true, &[2, 1]) };
     holds("1 worker, dispatching, replaced", &one);
     let short = Setting { outputs: &[1], ..one.clone() };
@@ -118,7 +118,7 @@ fn with_dispatching_all_are_replaced_together() {
 
 #[test]
 #[ignore = "takes an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
-fn larger_loaders_go_on_and_are_replaced() {
+fn larger_loaders_resume_and_are_replaced() {
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, breaks", &Setting { breaks: true, epochs: 2, snapshots: 1, ..two.clone() });
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 1, ..two.clone() });
@@ -138,64 +138,64 @@ fn larger_loaders_go_on_and_are_replaced() {
     holds("1 worker, dispatching, two passes", &Setting { resumes: 1, passes: 2, ..saving(1, true, &[1, 1]) });
 }
 
-// ---- the checker finds what was wrong, and what would be ----------------------------------------------------------
+// ---- the checker finds earlier and hypothetical defects -----------------------------------------------------------
 
-/// The fault that exploring finds with one rule as it was, or as it might have been.
+/// Returns the fault that exploring finds with an old or hypothetical version of one rule.
 #[track_caller]
 fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
     let present = explore(&setting).map(|explored| println!("{expected}: {explored}"));
     assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
     let mut rules = PRESENT;
     old(&mut rules);
-    // Places checked by other rules must be checked again.
+    // Positions checked under other rules must be checked again.
     let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
     assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
 }
 
 #[test]
-fn a_snapshot_that_waits_to_be_passed_on_leaks_into_the_next_epoch() {
+fn a_pending_relayed_snapshot_leaks_into_the_next_epoch() {
     let setting = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
     found(setting, |rules| rules.relays_end = false, "a snapshot of another epoch");
 }
 
 #[test]
-fn a_share_that_is_not_opened_yet_comes_from_its_beginning() {
+fn dispatched_items_that_are_not_read_yet_are_resumed_from_their_beginning() {
     let setting = Setting { resumes: 1, ..saving(1, true, &[2, 1]) };
     found(setting, |rules| rules.opening = false, "a snapshot was read from another place of its share");
 }
 
 #[test]
-fn a_state_of_what_main_has_taken_loses_what_the_user_was_not_given() {
+fn a_state_of_the_received_items_loses_items_that_the_user_has_not_received() {
     let setting = Setting { reads_ahead: true, ..saving(1, false, &[1, 1]) };
     found(setting, |rules| rules.rewinding = false, "a place is not where the user is");
 }
 
 #[test]
-fn the_newest_snapshot_of_the_dispatching_process_may_be_ahead_of_a_worker() {
+fn the_latest_snapshot_of_the_dispatching_process_may_be_ahead_of_a_worker() {
     let setting = saving(1, true, &[1, 1]);
     found(setting, |rules| rules.joining = false, "a worker's reading is before");
 }
 
 #[test]
-fn a_worker_that_is_replaced_by_what_was_delivered_sends_items_twice() {
+fn a_worker_replaced_at_the_delivered_items_sends_items_twice() {
     let setting = Setting { restarts: true, deaths: 1, ..saving(1, false, &[1, 1]) };
     found(setting, |rules| rules.receiving = false, "is delivered as number");
 }
 
 #[test]
-fn a_dispatching_process_that_is_replaced_alone_leaves_the_workers_waiting_or_wrong() {
+fn replacing_only_the_dispatching_process_leaves_workers_waiting_or_wrong() {
     let setting = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(1, true, &[1, 1]) };
     found(setting, |rules| rules.together = false, "everybody waits");
 }
 
 #[test]
-fn who_takes_a_place_and_meets_a_function_ahead_of_the_epoch_makes_other_items_again() {
+fn a_replacement_that_applies_a_function_before_the_epoch_recomputes_other_items() {
     let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
     found(setting, |rules| rules.placing = false, "a function is met");
 }
 
 #[test]
-fn a_call_that_is_obeyed_while_items_are_made_again_meets_what_main_has_from_before_it() {
+fn a_call_that_is_applied_while_items_are_recomputed_affects_items_received_before_it() {
     let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
     found(setting, |rules| rules.holding = false, "a function is met");
 }

@@ -1,5 +1,5 @@
-//! The snapshots of a child: it puts its own aside between two items, passes on those of the dispatching process, and
-//! begins from one.
+//! The snapshots of a child: it sends its own between two items, relays those of the dispatching process, and resumes
+//! from one.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -10,7 +10,7 @@ use super::world::{Child, Doing, Setting, World};
 /// The content of a snapshot of a child's graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Graph {
-    /// The epoch whose items it makes.
+    /// The epoch of its items.
     pub epoch: u32,
     pub read: u8,
     pub pass: u32,
@@ -18,56 +18,56 @@ pub struct Graph {
     pub exhausted: bool,
 }
 
-/// The digest that tells one item from another.
+/// A digest that distinguishes items.
 pub fn digest((epoch, item): (u32, u8)) -> u64 {
     u64::from(epoch) << 8 | u64::from(item) | 1 << 40
 }
 
-/// Where a child goes on in an epoch, instead of at its beginning.
+/// Where a child resumes in an epoch, instead of starting at the beginning.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// By link: what went out before the snapshot; how many items of those behind it the reader has; the checksum
-    /// behind these, where that is compared.
+    /// By link: the items sent before the snapshot, the number of later items that the reader has, and the checksum
+    /// after these, if it is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// The part of its share that a worker had read.
+    /// The dispatched items that a worker had read.
     pub share: Account,
-    /// Main's function, if it is to be met: behind how many items, and its number.
+    /// The functions to apply, as (number of items before it, number of the function).
     pub calls: Vec<(u64, u64)>,
 }
 
-/// A command on its way, and what comes with it.
+/// A command in transit, and its attachments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The epoch by its seeds. One that goes on has a number of its own, as the streams count it.
+    /// The epoch that determines the items. A resumed epoch has a new number in the streams.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts what went out over a link, or nowhere.
+    /// Counts an item of a link, sent or dropped.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
         }
     }
 
-    /// Whether all of a link was made again that was to be, and is not what the reader has.
+    /// Returns whether all required items of a link were recomputed, and differ from those of the reader.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Whether items that a reader has did not come again.
+    /// Returns whether the items ended before all items that a reader has were recomputed.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
 }
 
 impl Child {
-    /// Begins an epoch, from where an earlier run of it was left, if so ordered.
+    /// Begins an epoch, or resumes an earlier run of it.
     pub fn begin(&mut self, setting: &Setting, ordered: &Ordered) {
         self.epoch = ordered.epoch;
         (self.may_save, self.looked) = (true, false);
@@ -96,7 +96,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// From where on its share is to come with a snapshot; None where none is taken, in later passes.
+    /// Returns the position in the dispatched items for a snapshot, or None if no snapshot is taken, which is the case
+    /// in later passes.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -112,12 +113,12 @@ impl Child {
 }
 
 impl Setting {
-    /// Whether there are snapshots, or there is anything to go on from.
+    /// Returns whether the setting has snapshots or resumes epochs.
     pub fn saves(&self) -> bool {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// The world after the first worker has begun its share for the sake of its first snapshot alone, or has taken
+    /// The world after the first worker has opened its dispatched items only for their first snapshot, or has taken
     /// that.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
@@ -142,7 +143,7 @@ impl Setting {
         Some(("finds a snapshot to be passed on", after))
     }
 
-    /// The world after a child has put a snapshot aside, where it may and there is room.
+    /// The world after a child has sent a snapshot, if it may and there is room.
     pub fn saved(&self, world: &World, index: usize) -> Option<World> {
         let child = &world.children[index];
         let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
@@ -179,7 +180,7 @@ impl Setting {
 }
 
 impl World {
-    /// Between two items a worker passes on what waits for that; where there is no room, nobody gets it.
+    /// Between two items, a worker relays a pending snapshot. If there is no room, it is dropped.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

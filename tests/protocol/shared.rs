@@ -1,7 +1,7 @@
-//! Parts that most steps leave as they are: states share them, and a copy is made of what is changed.
+//! Parts of states that most steps do not change: states share them, and a part is copied when it is changed.
 //!
-//! Millions of states are made of some thousands of parts. So each part is there once: a new state takes those that equal
-//! its own from pools.
+//! Millions of states consist of some thousands of different parts. Each part is stored once: a new state takes equal
+//! parts from pools.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// Takes another value. It stays shared if it has that value already.
+    /// Sets the value. The part stays shared if the value is equal.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();
@@ -89,7 +89,7 @@ impl<T: Clone> DerefMut for Part<T> {
     }
 }
 
-/// All parts of a kind, each once.
+/// All parts of a kind, each stored once.
 pub struct Pool<T>(HashMap<Fingerprint, Part<T>, ByFingerprint>);
 
 impl<T> Default for Pool<T> {
@@ -99,8 +99,8 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Hash> Pool<T> {
-    /// Replaces a part by the one in the pool that equals it; puts it there if there is none. One that is shared has come
-    /// from the pool, or is the first state's.
+    /// Replaces a part by the equal one in the pool, or adds it to the pool. A shared part is already in the pool, or
+    /// belongs to the first state.
     pub fn share(&mut self, part: &mut Part<T>) {
         if Rc::strong_count(&part.0) == 1 {
             *part = self.0.entry(part.fingerprint()).or_insert_with(|| part.clone()).clone();
@@ -113,7 +113,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// Several parts of a kind, always as many. They stand in the state itself, which is cloned for every step.
+/// A fixed number of parts of a kind. They are stored in the state itself, which is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

@@ -1,7 +1,8 @@
-//! A loader in small: main, workers and, with dispatching, the dispatching process, over rings of a few units.
+//! A small model of a loader: the main process, workers and optionally the dispatching process, with rings of a few
+//! units.
 //!
-//! The machines of `torchdata_core::protocol` decide; here are only memory and processes. `Rules` turns back single
-//! ones of their decisions, to what they were before defects were mended.
+//! The state machines of `torchdata_core::protocol` make the decisions; this model adds memory and processes. `Rules`
+//! replaces single decisions by their versions before a defect was fixed.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -16,44 +17,44 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol; all true in the present one.
+/// The rules of the protocol. All are true in the present version.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// A reader leaves units of later streams where they are, and a grant is for one epoch.
+    /// A reader leaves units of later streams in the ring, and a grant is for one epoch.
     pub streams: bool,
-    /// Main takes in what others have while the worker whose turn it is starves.
+    /// The main process receives items of other workers early while the worker that has the turn starves.
     pub take_in: bool,
-    /// Units that a dead process has sent are delivered, and then its death is an error.
+    /// Units of an exited process are delivered before its exit is an error.
     pub deaths: bool,
-    /// A reader for an epoch that was left takes nothing.
+    /// A reader of an earlier epoch takes nothing.
     pub late_readers: bool,
-    /// A call leaves the epoch running.
+    /// A call does not end the epoch.
     pub calls: bool,
-    /// The dispatching process runs once more for workers that read their source again.
+    /// The dispatching process runs again for workers that iterate over their source again.
     pub passes: bool,
-    /// A worker that is done with its epoch, or has left a pass, says so.
+    /// A worker reports that it has finished its epoch or left a pass.
     pub leaving: bool,
-    /// A snapshot that waits to be passed on is dropped when an epoch begins.
+    /// A pending snapshot to relay is dropped when an epoch begins.
     pub relays_end: bool,
-    /// A worker's snapshot says what it has read of its share also before it has opened that, where it goes on.
+    /// After resuming, a worker's snapshot contains its position in the dispatched items even before it reads them.
     pub opening: bool,
-    /// A place is that of what the user was given, not of what main has taken.
+    /// A position is that of the items received by the user, not by the main process.
     pub rewinding: bool,
-    /// A place takes a snapshot of the dispatching process that no worker's reading is before.
+    /// A position uses a snapshot of the dispatching process that is not later than the position of any worker.
     pub joining: bool,
-    /// A worker's successor also makes the items again that main has received and not delivered yet.
+    /// A replacement also recomputes the items that the main process has received but not delivered.
     pub receiving: bool,
-    /// With dispatching all children are replaced together.
+    /// With a dispatching process, all children are replaced together.
     pub together: bool,
-    /// One that takes a place meets main's function between the same two items.
+    /// A replacement applies the function between the same two items.
     pub placing: bool,
-    /// A call waits until a worker has made the items again that main has.
+    /// A call waits until a worker has recomputed the items that the main process has.
     pub holding: bool,
-    /// Words from another machine are shown when they arrive, whether or not there is room for the units before them.
+    /// Words from another machine are stored when they arrive, even if there is no room for the units before them.
     pub words_at_once: bool,
-    /// Frames of a process come to its own links alone.
+    /// Frames of a process only reach its own links.
     pub own_frames: bool,
-    /// Main hears from another machine that a worker starves.
+    /// The main process is informed that a worker on another machine starves.
     pub hears_who_starves: bool,
 }
 
@@ -78,7 +79,7 @@ pub const PRESENT: Rules = Rules {
     hears_who_starves: true,
 };
 
-/// Which loader, and what may happen to it.
+/// The kind of loader, and what may happen to it.
 #[derive(Debug, Clone)]
 pub struct Setting {
     pub rules: Rules,
@@ -86,47 +87,47 @@ pub struct Setting {
     pub dispatches: bool,
     /// Workers are on other machines.
     pub carried: bool,
-    /// By number of an item of the source: how many items a worker makes of it.
+    /// By item of the source: how many items a worker computes from it.
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
-    /// An item is as large as what a writer may be ahead.
+    /// An item is as large as the limit for read-ahead.
     pub heavy: bool,
-    /// Units that a ring holds.
+    /// The capacity of a ring in units.
     pub ring: usize,
     pub epochs: u32,
-    /// How often a worker's graph reads its source.
+    /// How many times a worker's graph iterates over its source.
     pub passes: u32,
-    /// How many items of its source each of the first `leavers` workers takes in a pass; None: all.
+    /// The number of source items that each of the first `leavers` workers takes in a pass, or None for all.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// The first worker may look into its share for a snapshot before its graph asks for an item of it.
+    /// The first worker may open its dispatched items for a snapshot before its graph requests an item.
     pub looks: bool,
-    /// Main may leave an epoch after any item.
+    /// The main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Main may halt everybody after any item, once, call everybody then, and go on.
+    /// Once, after any item, the main process may pause all children, call them, and resume.
     pub pauses: bool,
-    /// Main may call everybody after any item, once.
+    /// Once, after any item, the main process may call all children.
     pub calls: bool,
-    /// So many processes may die, at any moment.
+    /// The number of processes that may exit, at any moment.
     pub deaths: u8,
-    /// Dead children are replaced.
+    /// Exited children are replaced.
     pub restarts: bool,
-    /// Snapshots that children put aside in all, at most.
+    /// The maximum number of snapshots of all children.
     pub snapshots: u8,
-    /// How often an epoch is left and gone on with, from any place that can be asked for.
+    /// The number of times that an epoch is left and resumed, from any position that can be requested.
     pub resumes: u8,
-    /// Deliveries that the books remember beyond those that were not given.
+    /// The number of deliveries that the log contains besides those that the user has not received.
     pub look_back: usize,
-    /// Whether the books are told how many items the user was given.
+    /// Whether the records know how many items the user has received.
     pub follows: bool,
-    /// A thread in main reads one item ahead.
+    /// A thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that
-    /// process.
+    /// The number of the source item at which the graph of a worker, or with dispatching that of the dispatching
+    /// process, fails.
     pub fails_at: Option<u8>,
-    /// The places of main that were checked.
+    /// The positions of the main process that were checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
 
@@ -137,9 +138,9 @@ pub enum Doing {
     Idle,
     /// Pumping.
     Pumping,
-    /// In its graph, for an item (a worker with dispatching may wait there).
+    /// In its graph, computing an item. With a dispatching process, a worker may wait there.
     InGraph,
-    /// After a pass, waiting for another one to be asked for (the dispatching process).
+    /// After a pass, waiting for a request for another one. Only the dispatching process.
     Between,
     Gone,
 }
@@ -150,43 +151,43 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// Whether it has acknowledged main's call, and behind how many items: words that outlive it.
+    /// Its acknowledgement of the call, with the number of items before it. It outlives the child.
     pub acknowledged: Option<u64>,
-    /// How often it has applied the function.
+    /// How many times it has applied the function.
     pub applied: u8,
-    /// Behind how many items it is to apply it by itself.
+    /// The number of items after which it applies the function by itself.
     pub due: Option<u64>,
     pub pump: Pump,
-    /// The worker whose share the graph's item is, and whether it goes nowhere.
+    /// The worker that receives the graph's item, and whether the item is dropped.
     pub target: usize,
     pub skips: bool,
     /// A worker's end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether it has looked into its share, and asked for nothing of it yet.
+    /// Whether it has opened its dispatched items without requesting any yet.
     pub looked: bool,
-    /// Items of the source that it has read in this pass, and passes that it has begun.
+    /// The source items that it has read in this pass, and the number of passes that it has begun.
     pub read: u8,
     pub pass: u32,
-    /// The items that it has made of one of the source and not sent yet: which one, how many.
+    /// The items computed from one source item and not sent yet: its number, and how many.
     pub made: (u8, u8),
     /// Whether the source has ended for it.
     pub exhausted: bool,
     pub failed: bool,
-    /// The epoch whose items the graph makes.
+    /// The epoch of the graph's items.
     pub epoch: u32,
     /// Whether something has happened since the last snapshot.
     pub may_save: bool,
-    /// The link that gets the next snapshot.
+    /// The link for the next snapshot.
     pub next_link: usize,
-    /// The part of its share that it has read in this pass, and had read at the place from which it goes on.
+    /// The dispatched items that it has read in this pass, and that it had read at the position from which it resumes.
     pub share_account: Account,
     pub share_start: Account,
-    /// The dispatching process's snapshot that waits to be passed on.
+    /// The snapshot of the dispatching process that is pending for relaying.
     pub relay: Option<Part<Dealt<Graph>>>,
 }
 
 impl Child {
-    /// A worker has one link; the dispatching process has one to each worker.
+    /// A worker has one link. The dispatching process has one to each worker.
     pub fn new(links: usize, dispatches: bool) -> Self {
         Self {
             doing: Doing::Idle,
@@ -215,8 +216,8 @@ impl Child {
         }
     }
 
-    /// How many items it has made in this epoch, with those of the processes before it. Where no epoch runs, it is
-    /// behind them all.
+    /// The number of items computed in this epoch, including those of its predecessors. Without a running epoch, the
+    /// position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -224,7 +225,7 @@ impl Child {
         if self.obedience.runs() { passed + made + u64::from(waits) } else { BETWEEN }
     }
 
-    /// Has left the epoch, or has come to its end.
+    /// Records that it has left the epoch, or reached its end.
     pub fn rest(&mut self) {
         self.applied += u8::from(self.due.take().is_some());
         self.doing = Doing::Idle;
@@ -232,22 +233,22 @@ impl Child {
     }
 }
 
-/// The activity of main.
+/// The activity of the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// About to begin an epoch: its collector has begun, and so many children are to be told.
+    /// About to begin an epoch: the collector has begun, and this many children must still be commanded.
     Telling(u32, usize),
-    /// The old thread that reads ahead is to be replaced.
+    /// About to replace the old thread that reads ahead.
     Replacing(u32),
-    /// Asking for the next item; `true`: nothing was ready.
+    /// Requesting the next item. `true` means that nothing was ready.
     Reading(bool),
-    /// Halted.
+    /// Paused.
     Paused,
-    /// Calling: so many children have been told, then waits for all. Back to halted or to reading.
+    /// Calling: this many children have been called, then it waits for all. Afterwards it is paused or reading.
     Calling(usize, bool),
     /// The epoch is over.
     Between,
-    /// Ending everything: so many children have been told.
+    /// Stopping: this many children have been told.
     Stopping(usize),
     Gone,
 }
@@ -265,36 +266,36 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change, in one: so a step that changes none copies one reference.
+/// The parts of a world that few steps change, combined so that other steps copy one reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     pub calls: Part<Calls>,
-    /// By child: behind how many items of this epoch the function was met first.
+    /// By child: the number of items in this epoch before the function was first applied.
     pub met: Part<Vec<Option<u64>>>,
-    /// By child: how many items main had of it when it was put into its place.
+    /// By child: the number of its items that the main process had when the child was started as a replacement.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Books that forget nothing.
+    /// Records that forget nothing.
     pub all: Part<Books<Graph>>,
-    /// Where the epoch that is being begun goes on.
+    /// Where the epoch that is about to begin resumes.
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// By child, a bit each: told to begin the epoch when it took a place.
+    /// By child, one bit each: whether it received the command for the epoch when it was started as a replacement.
     pub told: u8,
 }
 
-/// The links of workers on other machines; there are none if there are no such workers.
+/// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// Their own copies of the links to main, and who carries between the copies.
+    /// Their copies of the links to the main process, and the carriers between the copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// And the dispatching process's own copies of the links to them, with who carries those.
+    /// The dispatching process's copies of the links to them, and the lanes between the copies.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }
 
-/// The most workers of any loader here.
+/// The maximum number of workers in these loaders.
 pub const WORKERS: usize = 3;
 pub type Children = Shared<Child, { WORKERS + 1 }>;
 pub type Links = Shared<Link, WORKERS>;
@@ -302,7 +303,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// As the streams count: an epoch that is gone on with counts once more.
+    /// The number in the streams. A resumed epoch has a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -310,7 +311,7 @@ pub struct World {
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
     pub has_died: bool,
-    /// Old rule: the epoch was stopped by a death.
+    /// Old rule: an exit has stopped the epoch.
     pub stopped: bool,
     pub delivered: u8,
     pub seen: u32,
@@ -318,22 +319,22 @@ pub struct World {
     pub called: u8,
     pub thread: Option<Thread>,
     pub deaths: u8,
-    /// Snapshots that may still be taken, and resumptions.
+    /// The number of snapshots and of resumptions that may still happen.
     pub snapshots: u8,
     pub resumes: u8,
-    /// Items that the user was given in this run of the epoch.
+    /// The items that the user has received in this run of the epoch.
     pub given: u8,
-    /// An act of a child that breaks a rule.
+    /// A broken rule.
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
-    /// Links of the workers to main, and of the dispatching process to the workers.
+    /// The links from the workers to the main process, and from the dispatching process to the workers.
     pub out: Links,
     pub dealt: Links,
     pub elsewhere: Part<Elsewhere>,
 }
 
-/// The parts of all worlds of an exploration.
+/// The shared parts of all worlds of an exploration.
 #[derive(Default)]
 pub struct Parts {
     collecting: Pool<Collecting>,
@@ -345,12 +346,12 @@ pub struct Parts {
     elsewhere: Pool<Elsewhere>,
 }
 
-/// The world after a step, or what the step breaks.
+/// The world after a step, or the rule that the step breaks.
 pub type After = explore::After<World>;
-/// Takes each step and the world after it.
+/// Receives each step and the world after it.
 pub type Take<'a> = explore::Take<'a, Act, World>;
 
-/// An act, and the process that does it.
+/// An act, and the process that performs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     Main(&'static str),
@@ -378,12 +379,12 @@ impl Setting {
         (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
-    /// The items of the source that are a worker's in a pass, as numbers.
+    /// The numbers of the source items that a worker receives in a pass.
     pub fn share_of(&self, worker: usize) -> Vec<u8> {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// The items that a worker makes of its share in a pass, from one of its items on.
+    /// The items that a worker computes in a pass, starting with one of its source items.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
@@ -393,7 +394,7 @@ impl Setting {
         made.flatten().collect()
     }
 
-    /// The items that a worker makes of its shares, in order.
+    /// The items that a worker computes in all passes, in order.
     pub fn made_by(&self, worker: usize) -> Vec<u8> {
         (0..self.passes).flat_map(|_| self.made_in(worker, 0)).collect()
     }

@@ -1,4 +1,4 @@
-//! Every order of the events of a small job, with a harm to one of its ranks at every step.
+//! Explores all orders of events in a small job, with a fault of one rank at every step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,31 +8,31 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// Operations that each rank would run, besides the opening.
+/// The number of operations of each rank, besides the opening.
 const OPERATIONS: u64 = 2;
 
-/// The harm to the victim of a run, once, at any step.
+/// The fault of the victim, once, at any step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// Its process dies, and its connections break.
+    /// Its process exits, and its connections break.
     Dies,
-    /// It stands still: neither gives signs of life nor takes messages.
+    /// It is stopped: it neither sends heartbeats nor receives messages.
     Stops,
-    /// Its program comes to no further operation, but it lives.
+    /// Its program reaches no further operation, but the process runs.
     Hangs,
-    /// It says goodbye before its next operation.
+    /// It leaves regularly before its next operation.
     Parts,
-    /// It wants the end of an operation no longer.
+    /// It abandons an operation.
     Leaves,
 }
 
-/// A whole job: its ranks, what is under way between them, and the time.
+/// A whole job: its ranks, the messages in transit, and the time.
 #[derive(Clone, Hash, PartialEq, Eq)]
 struct Rank {
     /// The operation that it waits for.
     waits: Option<u64>,
-    /// Operations that it ended, and with which value.
+    /// The results of finished operations.
     ended: Vec<i64>,
     failed: Option<Answer>,
     time_is_up: bool,
@@ -43,10 +43,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// By member: what goes to the hub, and what comes from it.
+    /// By member: the messages to the hub, and from the hub.
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// By member: whether the connection ends behind that, because the sender's process is gone.
+    /// By member: whether the connection ends after these messages, because the process of the sender has exited.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -61,9 +61,9 @@ enum Step {
     ToHub(usize),
     ToMember(usize),
     Harm,
-    /// A rank whose operation failed ends, as programs do, and takes its connections with it.
+    /// A rank with a failed operation exits, as programs do, and closes its connections.
     Exit(usize),
-    /// All who wait have waited too long, one after the other, and time passes.
+    /// All waiting ranks time out, one after the other, and time passes.
     TimePasses,
 }
 
@@ -79,7 +79,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Explores all orders; the number of states that were seen.
+    /// Explores all orders. Returns the number of visited states.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];
@@ -128,7 +128,7 @@ impl Explorer {
         job
     }
 
-    /// The hash that tells states apart. Instants are a few fixed ones.
+    /// A hash that distinguishes states. There are only a few different instants.
     fn key(&self, job: &Job) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
@@ -169,7 +169,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The time-out is longer than anything else that can happen.
+        // The timeout is longer than everything else that can happen.
         let wait = job
             .ranks
             .iter()
@@ -263,7 +263,7 @@ impl Explorer {
         }
     }
 
-    /// Hands over what was made to be sent, and answers to those who wait.
+    /// Transmits outgoing messages, and returns results to waiting ranks.
     fn deliver(&self, job: &mut Job) {
         for (rank, message) in job.hub.outgoing() {
             if !self.stands_still(job, 0) {
@@ -318,7 +318,7 @@ impl Explorer {
         }
     }
 
-    /// Nothing can happen any more: all have run all operations, or know of the one who has not.
+    /// Nothing more can happen: every rank has finished all operations, or knows which rank has not.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

@@ -1,4 +1,4 @@
-//! The promises of hub and members, explored: every order of events of a small job, with a death at every step.
+//! Explores the guarantees of hub and members: all orders of events in a small job, with a fault at every step.
 
 mod explored;
 mod over_sockets;
@@ -17,32 +17,32 @@ fn explore(harm: Harm) {
 }
 
 #[test]
-fn ranks_that_all_live_agree_whatever_the_order() {
+fn ranks_without_faults_agree_in_any_order() {
     explore(Harm::None);
 }
 
 #[test]
-fn every_rank_that_is_left_hears_who_died() {
+fn every_remaining_rank_learns_which_rank_exited() {
     explore(Harm::Dies);
 }
 
 #[test]
-fn every_rank_that_is_left_hears_who_was_stopped() {
+fn every_remaining_rank_learns_which_rank_was_stopped() {
     explore(Harm::Stops);
 }
 
 #[test]
-fn every_rank_hears_who_did_not_come_along() {
+fn every_rank_learns_which_rank_did_not_reach_the_operation() {
     explore(Harm::Hangs);
 }
 
 #[test]
-fn every_rank_hears_who_took_its_leave() {
+fn every_rank_learns_which_rank_left_regularly() {
     explore(Harm::Parts);
 }
 
 #[test]
-fn every_rank_hears_who_left_its_loop() {
+fn every_rank_learns_which_rank_abandoned_the_operation() {
     explore(Harm::Leaves);
 }
 
@@ -53,7 +53,7 @@ mod judged {
     use torchdata_core::ranks::message::Message;
     use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
-    /// A hub of three ranks behind the opening.
+    /// A hub of three ranks after the opening.
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);
@@ -68,7 +68,7 @@ mod judged {
     }
 
     #[test]
-    fn a_rank_that_comes_while_it_is_judged_came_too_late_for_all() {
+    fn a_rank_that_arrives_during_the_decision_is_late_for_all_ranks() {
         let (mut hub, start) = (opened(), Instant::now());
         hub.receive(1, Message::Beat, start);
         hub.submit(7);
@@ -80,7 +80,7 @@ mod judged {
     }
 
     #[test]
-    fn a_rank_that_died_behind_its_value_is_missed_in_the_next_operation_only() {
+    fn a_rank_that_exits_after_its_value_fails_only_the_next_operation() {
         let (mut hub, now) = (opened(), Instant::now());
         hub.receive(1, Message::Value { operation: 1, value: -5 }, now);
         hub.lose(1);
@@ -92,7 +92,7 @@ mod judged {
     }
 
     #[test]
-    fn ranks_that_never_come_to_the_opening_are_absent() {
+    fn ranks_that_never_connect_are_absent() {
         let (mut hub, now) = (Hub::new(4), Instant::now());
         hub.submit(0);
         hub.seat(2);
@@ -126,7 +126,7 @@ mod sent {
 
     proptest! {
         #[test]
-        fn messages_arrive_as_they_were_sent_however_they_are_cut(
+        fn messages_arrive_unchanged_for_any_split_into_pieces(
             sent in prop::collection::vec(messages(), 0..10),
             cut in 1_usize..50,
         ) {
@@ -144,7 +144,7 @@ mod sent {
         }
 
         #[test]
-        fn arbitrary_bytes_are_messages_or_damage_and_never_more(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_result_in_messages_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut came = bytes;
             let mut left = came.len() + 1;
             while let Ok(Some(_)) = Message::take(&mut came) {

@@ -1,4 +1,4 @@
-//! A meeting of two ranks over sockets, beside strangers who have no business there.
+//! A meeting of two ranks over sockets, with unrelated connections to the same port.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ fn end_of(meeting: &Meeting, operation: u64) -> Answer {
     }
 }
 
-/// Opens the meeting of two ranks, beside callers who have no business there.
+/// Opens the meeting of two ranks while unrelated programs connect.
 fn opened() -> (Meeting, Meeting) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -42,7 +42,7 @@ fn opened() -> (Meeting, Meeting) {
 }
 
 #[test]
-fn two_ranks_agree_and_part() {
+fn two_ranks_agree_and_leave() {
     let (hub, member) = opened();
     hub.serve().unwrap();
     member.serve().unwrap();
@@ -59,7 +59,7 @@ fn two_ranks_agree_and_part() {
 }
 
 #[test]
-fn the_last_words_of_a_hub_that_goes_arrive() {
+fn the_last_messages_of_a_hub_that_leaves_arrive() {
     let (hub, member) = opened();
     member.serve().unwrap();
     let operation = member.submit(1);
@@ -69,7 +69,7 @@ fn the_last_words_of_a_hub_that_goes_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// The number of bytes that a hub takes from a stranger before it hangs up.
+/// Returns the number of bytes that a hub accepts from an unrelated connection before it closes it.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
@@ -85,7 +85,7 @@ fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
 }
 
 #[test]
-fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
+fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let hub = Meeting::host(listener, 2, TOKENS).unwrap();
@@ -95,17 +95,17 @@ fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // The door, the wake-up and two ranks' worth of others beside 16.
+    // The listener, the wake-up socket, and unidentified connections: 16 and one per rank.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // Buffers of the two sockets, and no more: all behind the first message stays unread.
+    // The buffers of the two sockets. Everything after the first message stays unread.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }
 
 #[test]
-fn a_stranger_who_says_nothing_is_sent_away() {
+fn a_silent_unrelated_connection_is_closed() {
     use std::io::Read;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,63 +1,63 @@
-//! Errors between the two ends of a link.
+//! Errors of links.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a shared region, a link or a watch could not be made or attached.
+/// Why a shared region, a link or a watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{what}: {source}{}", way_out(source))]
     System {
-        /// The attempt.
+        /// The failed operation.
         what: &'static str,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The temporary file that stands in for shared memory has no room to grow.
+    /// The file system of the temporary file, which replaces shared memory, has no space.
     #[error(
-        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, let TMPDIR \
-         name a folder with more, or unset TORCHDATA_PORTABLE where the system has memfd_create",
+        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
+         to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
         folder.display()
     )]
     NoRoom {
-        /// A link or a board of bells cannot begin.
+        /// The requested size in bytes.
         bytes: usize,
-        /// Where temporary files lie.
+        /// The folder of temporary files.
         folder: PathBuf,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The region never became a link within the time allowed.
-    #[error("the shared region was not initialised within {0:?}: its creator died or it is no link")]
+    /// The region was not initialized as a link within the timeout.
+    #[error("the shared region was not initialized within {0:?}: its creator exited, or it is not a link")]
     NotReady(Duration),
-    /// The other side was built from a release with another layout.
+    /// The peer was built from a release with another layout.
     #[error(
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
     Version {
-        /// Version in the region.
+        /// The version in the region.
         found: u32,
-        /// Version of this build.
+        /// The version of this build.
         expected: u32,
     },
-    /// The header contradicts itself or the size of the region.
-    #[error("the shared region is no valid link: {0}")]
+    /// The header is inconsistent, or does not match the size of the region.
+    #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
-    /// The end is in use: a link has one producer and one consumer for life.
+    /// The end is in use. A link has exactly one producer and one consumer.
     #[error("the {0} end of this link is already taken")]
     Taken(&'static str),
 }
 
 impl OpenError {
-    /// The system does not let a process be watched.
+    /// Creates the error for a process that cannot be watched.
     pub fn watch(source: io::Error) -> Self {
         Self::System { what: "cannot watch a process", source }
     }
 }
 
-/// The peer wrote against the rules of the link; nothing more can be read from it.
+/// The peer violated the protocol of the link, so nothing more can be read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
@@ -65,20 +65,20 @@ pub struct Corrupted(pub &'static str);
 /// Why a unit could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// No unit lies there.
+    /// The data is not a valid unit.
     #[error(transparent)]
     Corrupted(#[from] Corrupted),
-    /// This process gets no memory for its bytes.
+    /// The memory for its bytes could not be allocated.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
 
-/// The system refuses memory.
+/// The system could not allocate memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Which limit a system has hit, and how to come by without it; nothing if it is none that people set.
+/// Explains which limit was reached and what to do, or is empty if it is not a limit that users can change.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {
@@ -91,11 +91,11 @@ fn way_out(source: &io::Error) -> &'static str {
              `memory_budget=`, use fewer workers, or raise the limit"
         }
         Some(libc::EFBIG) => {
-            "; the limit of the size of a file (ulimit -f) is reached, which holds for shared memory, too: give the reading \
+            "; the limit of the size of a file (ulimit -f) is reached, which also applies to shared memory: give the reading \
              service a smaller `memory_budget=`, or raise the limit"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
-            "; on the portable fallback shared memory is a temporary file: let TMPDIR name a folder that is there"
+            "; on the portable fallback shared memory is a temporary file: set TMPDIR to an existing folder"
         }
         _ => "",
     }

@@ -1,7 +1,7 @@
-//! Parts of decoded images, resized as Pillow does it: by a convolution whose width follows the reduction.
+//! Resizes parts of decoded images like Pillow: by a convolution with a width that depends on the reduction.
 //!
-//! The crate `fast_image_resize` does the work, by the vector instructions of the processor. Memory is the caller's,
-//! and any thread may call; each keeps what the convolution needs between its passes (`SCRATCH`) for the next image.
+//! The crate `fast_image_resize` implements it with vector instructions. Callers provide the memory, and can call from
+//! any thread. Each thread keeps its scratch memory (`SCRATCH`) for the next image.
 
 use std::cell::RefCell;
 
@@ -12,16 +12,16 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// Bytes of scratch memory that a thread keeps at most between two images.
+/// The maximum scratch memory that a thread keeps between two images, in bytes.
 const KEPT: usize = 16 << 20;
 
-/// An image cannot be resized as was asked.
+/// Why an image cannot be resized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    /// Pixels have another number of channels than one or three.
+    /// The number of channels is neither 1 nor 3.
     #[error("pixels of {0} channels; there must be 1 or 3")]
     Channels(usize),
-    /// A buffer does not hold as many bytes as its image has.
+    /// The length of a buffer does not match the size of its image.
     #[error("a buffer of {found} bytes for an image of {needed}")]
     Length {
         /// Bytes of the buffer.
@@ -29,51 +29,51 @@ pub enum ResizeError {
         /// Bytes of the image.
         needed: usize,
     },
-    /// The region has no pixel, or is not within the image.
+    /// The region is empty, or exceeds the image.
     #[error("the region is empty or reaches beyond the image")]
     Region,
 }
 
-/// An image in memory: rows of pixels, whose channels are a byte each.
+/// An image in memory: rows of pixels, with one byte per channel.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
     /// All bytes, row by row.
     pub bytes: &'a [u8],
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: u32,
-    /// Rows.
+    /// Number of rows.
     pub height: u32,
-    /// Bytes of a pixel: 1 or 3.
+    /// Bytes per pixel: 1 or 3.
     pub channels: usize,
 }
 
-/// A part of an image in pixels, which may begin and end within one.
+/// A part of an image, in fractional pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The first column.
+    /// The left edge.
     pub left: f64,
-    /// The first row.
+    /// The top edge.
     pub top: f64,
-    /// The end of the last column.
+    /// The right edge.
     pub right: f64,
-    /// The end of the last row.
+    /// The bottom edge.
     pub bottom: f64,
 }
 
-/// The image that is to be made.
+/// The image to create.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: u32,
-    /// Rows.
+    /// Number of rows.
     pub height: u32,
-    /// Whether rows run from right to left.
+    /// Whether rows are mirrored horizontally.
     pub mirrored: bool,
-    /// Whether each channel is a plane of its own, one behind the other.
+    /// Whether each channel is a separate plane.
     pub planar: bool,
 }
 
-/// The memory that a thread needs while it resizes.
+/// The scratch memory of a thread.
 #[derive(Default)]
 struct Scratch {
     resizer: Resizer,
@@ -84,7 +84,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Resizes a region of `source` into `out`. No pixel outside of the region counts, but those that it begins and ends in.
+/// Resizes a region of `source` into `out`. Only pixels that overlap the region contribute.
 pub fn resize(
     source: Pixels<'_>,
     region: Region,
@@ -118,7 +118,7 @@ pub fn resize(
     })
 }
 
-/// Whether a buffer has exactly the bytes of an image.
+/// Checks that a buffer has exactly the size of an image.
 fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), ResizeError> {
     let pixels = (width as usize).checked_mul(height as usize);
     match pixels.and_then(|pixels| pixels.checked_mul(channels)) {
@@ -142,7 +142,7 @@ fn convolve(
     if !(within && left < right && top < bottom) {
         return Err(ResizeError::Region);
     }
-    // The pixels that the region begins and ends in, and where it lies within these.
+    // The pixels that overlap the region, and the position of the region within them.
     let (column, row) = (left.floor(), top.floor());
     let (width, height) = (right.ceil() - column, bottom.ceil() - row);
     let whole = ImageRef::new(source.width, source.height, source.bytes, kind).map_err(|_| ResizeError::Region)?;
@@ -158,7 +158,7 @@ fn convolve(
     resizer.resize(&part, &mut made, &options).map_err(|_| ResizeError::Region)
 }
 
-/// Copies rows of pixels in the order that the target asks for.
+/// Copies rows of pixels in the order that the target requires.
 fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let (width, height) = (target.width as usize, target.height as usize);
     let step = channels as isize;
@@ -168,8 +168,8 @@ fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
     if let Some(strided) = Strided::new(1, axes) {
         debug_assert_eq!(strided.len(), out.len());
-        // SAFETY: the axes go through all bytes of `rows`, each once, from the first pixel that is to be written on;
-        // `out` is another object of as many bytes.
+        // SAFETY: the axes cover all bytes of `rows`, each once, starting with the first pixel to write. `out` is
+        // another object of the same length.
         unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
     }
 }

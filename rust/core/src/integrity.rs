@@ -1,40 +1,39 @@
-//! Checks that tell damage from data in shared memory: of single words, and of whole units.
+//! Checks that detect damage in shared memory, for single words and for whole units.
 //!
-//! They are for accidents (a stray pointer, a library that writes where it must not), not against an adversary. They
-//! cover the words and units that the protocol relies on; the bytes of blocks are the user's and have none, as it would
-//! cost as much as copying them.
+//! They detect accidents, such as stray pointers, but not attacks. They cover the words and units that the protocol
+//! depends on. The contents of blocks are not covered, because that would cost as much as copying them.
 
-/// Odd, and such that no change within one byte of a value leaves its check as it was; a test goes through them all.
+/// An odd constant for which every change within one byte of a value changes the check. A test verifies this.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Keeps a word of zeros, which is what wiped memory holds, from being a valid one.
+/// Makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
-/// Keys that are mixed into the operands of the multiplications, so that zeros in the data do not make them zero (digits
-/// of pi), and the steps by which they grow from pair to pair, so that the places of words matter.
+/// Keys for the operands of the multiplications (digits of pi), so that zeros in the data do not result in zero, and
+/// the increments of the keys from pair to pair, so that the order of words matters.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// Bits of a sealed value; the rest is its check.
+/// Bits of a sealed value. The upper bits are its check.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// A word for shared memory: the lower 48 bits of `value`, and above them a check of these.
+/// Seals a value for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// One word, so that writing and reading it is atomic; any change within one of its bytes is noticed, any other one
-/// with a probability of 1 - 2^-16.
+/// Reading and writing one word is atomic. A change within one byte is always detected, any other change with a
+/// probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
     value | (((value.wrapping_mul(WORD) >> SEALED_BITS) ^ NOT_ZERO) << SEALED_BITS)
 }
 
-/// The lower 48 bits of the value behind a sealed word, or None if the word is damaged.
+/// Returns the lower 48 bits of a sealed value, or None if the word is damaged.
 #[inline]
 pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// The value next to `known` (at or after it, by less than 2^48) whose sealed word this is, or None if it is
-/// damaged.
+/// Returns the first value at or after `known` with this sealed word, or None if the word is damaged. The value must be
+/// less than 2^48 after `known`.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -49,15 +48,15 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Thirty bits that depend on a value and on its place.
+/// Thirty bits that depend on a value and on its position.
 #[inline]
 pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit: of its place, its header, its block table and its payload, in this order.
+/// The checksum of a unit: of its position, its header, its block table and its payload, in this order.
 ///
-/// A sum of products, one of each pair of words, so that no multiplication waits for the last one.
+/// It is a sum of products of pairs of words, so that the multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -65,7 +64,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Begins with the position of the unit, which makes what is left of the ring's last lap invalid.
+    /// Starts with the position of the unit, which invalidates units from the previous lap of the ring.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -81,19 +80,19 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes, the number of which the words before must tell, and adds what was copied: each byte is read
-    /// once, so that no later change of the source goes unnoticed. In one pass, as reading the copy anew would wait for
-    /// its stores.
+    /// Copies `len` bytes and adds them to the checksum. The preceding words must determine `len`. Each byte is read
+    /// once, so that later changes of the source are detected. Copying and adding are one pass, because reading the
+    /// copy would wait for its stores.
     ///
-    /// Behind the last byte, what is missing to a multiple of 8 is written, too: zeros if the source is not `PADDED`.
+    /// Also writes the bytes after the end, up to a multiple of 8: zeros if the source is not `PADDED`.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes, rounded up to a multiple of 8; `from` is readable for `len` bytes, and if it
-    /// is `PADDED` for as many as `to`. They do not overlap.
+    /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, or also
+    /// rounded up if it is `PADDED`. They do not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: every piece lies within the first `len` bytes, but for the last word, which is padded.
+        // SAFETY: every piece is within the first `len` bytes, except the last word, which is padded.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);
@@ -117,7 +116,7 @@ impl Checksum {
         self
     }
 
-    /// Returns the sum of additions since, wherever the unit lies: words count by their number alone.
+    /// Returns the sum of the additions since `before`, independent of the position of the unit.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
@@ -130,13 +129,13 @@ impl Checksum {
     }
 }
 
-/// Reads what stands `at` bytes behind `from`, and writes it as far behind `to`.
+/// Copies a value at offset `at` from `from` to `to`, and returns it.
 ///
 /// # Safety
-/// The place is readable behind `from` and writable behind `to`.
+/// The value is readable in `from` and writable in `to`.
 #[inline(always)]
 unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let piece = from.add(at).cast::<T>().read_unaligned();
         to.add(at).cast::<T>().write_unaligned(piece);
@@ -144,14 +143,15 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// The last `len % 8` bytes as the lowest of a word, whatever stands above them; there is at least one.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word; the other bytes are undefined. There is at least one
+/// such byte.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.
 #[inline]
 unsafe fn last_word(from: *const u8, len: usize) -> u64 {
     let rest = len % 8;
-    // SAFETY: no byte before the first or behind the last one is read.
+    // SAFETY: no byte outside the `len` bytes is read.
     unsafe {
         if len >= 8 {
             return from.add(len - 8).cast::<u64>().read_unaligned() >> (64 - 8 * rest);
@@ -160,18 +160,18 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
     }
 }
 
-/// Words of a large buffer that are looked at.
+/// The number of words that are sampled from a large buffer.
 const SAMPLES: usize = 16;
 
-/// Sixteen bits that depend on the length of a buffer and on some of its words, spread evenly: reading all of them
-/// would cost as much as copying.
+/// Returns 16 bits that depend on the length of a buffer and on some evenly spread words. Reading all words would cost
+/// as much as copying.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: the place is at least 8 bytes before the end, of which the caller promises that it is readable.
+        // SAFETY: the offset is at least 8 bytes before the end, and the caller guarantees that this is readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };
@@ -185,20 +185,20 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     sum >> 48
 }
 
-/// Returns a number that tells one unit from another wherever it lies.
+/// Computes a number that distinguishes units independent of their position.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Digest {
     buffers: u64,
 }
 
 impl Digest {
-    /// Adds the word that stands for a buffer.
+    /// Adds the word for a buffer.
     #[inline]
     pub fn buffer(&mut self, word: u64) {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// The digest of a unit of which `payload` is the checksum, and `len` the length of its payload.
+    /// The digest of a unit with this checksum and length of the payload.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sealed_word_comes_back_and_no_change_within_a_byte_of_it_is_missed() {
+    fn a_sealed_word_can_be_opened_and_every_change_within_a_byte_is_detected() {
         for value in [0, 1, 40, 0x1234_5678, SEALED, SEALED - 7, 1 << 47] {
             let word = seal(value);
             assert_eq!(open(word), Some(value));
@@ -220,8 +220,8 @@ mod tests {
                 }
             }
         }
-        // For any value, a change within a byte moves the product by one of these, and further than the bits below
-        // the check can hide.
+        // For any value, a change within a byte changes the product by one of these amounts, which is more than the
+        // bits below the check can hide.
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn values_beyond_what_a_word_holds_go_on_from_what_is_known() {
+    fn a_value_wider_than_a_word_is_restored_from_a_known_earlier_value() {
         let known = (7 << SEALED_BITS) - 3;
         assert_eq!(open_after(known, seal(known)), Some(known));
         assert_eq!(open_after(known, seal(known + 100)), Some(known + 100));
@@ -242,14 +242,14 @@ mod tests {
     }
 
     #[test]
-    fn no_single_bit_of_a_unit_can_change_unnoticed() {
+    fn every_single_bit_change_of_a_unit_is_detected() {
         for len in [0_usize, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
             let padded = len.next_multiple_of(8);
             let mut bytes: Vec<u8> = (0..padded).map(|index| (index * 37 + 1) as u8).collect();
             let mut copy = vec![0; padded];
             let mut sum = |position, word, bytes: &[u8]| {
                 let start = Checksum::at(position).words(word, 3);
-                // SAFETY: both have as many bytes as `len`, padded.
+                // SAFETY: both have `len` bytes, padded.
                 unsafe { start.copy::<true>(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() }
             };
             let right = sum(4096, 0, &bytes);
@@ -269,7 +269,7 @@ mod tests {
             // If the source ends with its last byte, zeros follow.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
-            // SAFETY: the source has `len` bytes, the copy as many, padded.
+            // SAFETY: the source has `len` bytes, and the copy has that length, padded.
             let summed = unsafe {
                 Checksum::at(4096).words(0, 3).copy::<false>(exact.as_ptr(), copy.as_mut_ptr(), len).finish()
             };

@@ -1,6 +1,6 @@
 //! The engine of torchdata-rs: plain Rust, without Python.
 //!
-//! See `docs/architecture.md` for how the parts fit together and for the journey of one item.
+//! `docs/architecture.md` explains the parts and how an item travels.
 
 pub mod error;
 pub mod formats;

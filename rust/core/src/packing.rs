@@ -1,6 +1,6 @@
-//! Where the pieces of a packed row lie.
+//! The positions of pieces in a packed row.
 
-/// The places of tokens in their pieces: the numbers from 0 on, anew for each piece.
+/// The positions of tokens within their pieces, counted from 0 in each piece.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {
     let mut all = Vec::with_capacity(sizes.iter().map(|&size| size as usize).sum());
     for &size in sizes {
@@ -9,7 +9,7 @@ pub fn positions(sizes: &[u32]) -> Vec<i64> {
     all
 }
 
-/// The places at which pieces begin, and the end of the last one; None for a row of 2³¹ tokens or more.
+/// The start of each piece, and the end of the last one. None for a row of 2³¹ tokens or more.
 pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     let mut all = Vec::with_capacity(sizes.len() + 1);
     let mut end = 0_i32;
@@ -26,13 +26,13 @@ mod tests {
     use super::{bounds, positions};
 
     #[test]
-    fn positions_begin_anew_with_each_piece() {
+    fn positions_restart_with_each_piece() {
         assert_eq!(positions(&[3, 1, 0, 2]), [0, 1, 2, 0, 0, 1]);
         assert_eq!(positions(&[]), [0_i64; 0]);
     }
 
     #[test]
-    fn bounds_are_the_sums_of_the_sizes_and_a_row_that_is_too_long_has_none() {
+    fn bounds_are_sums_of_the_sizes_and_none_for_a_row_that_is_too_long() {
         assert_eq!(bounds(&[3, 1, 2]), Some(vec![0, 3, 4, 6]));
         assert_eq!(bounds(&[]), Some(vec![0]));
         assert_eq!(bounds(&[1 << 30, 1 << 30]), None);

@@ -1,60 +1,58 @@
-//! Round robin: the state machine behind collecting and dealing.
+//! Round robin, for collecting and distributing items.
 //!
-//! Role: main takes items from its workers, and the dispatching process deals items to them, one each in turn; both
-//! keep a [`RoundRobin`]. It does no I/O and waits for nothing: who uses it asks whose turn it is, does the work, and
-//! says what came of it. Used by one thread.
+//! The main process takes items from its workers in turns, and the dispatching process distributes items to them in
+//! turns. Both use a [`RoundRobin`]. It performs no I/O and never waits: its user asks which peer has the turn, does
+//! the work, and reports the result. It is used by one thread.
 //!
-//! The order is that of the peers' numbers, peers that have ended left out. An epoch begins with peer 0.
+//! The order is that of the peer numbers, without peers that have ended. An epoch begins with peer 0.
 
-/// Turns among peers, some of which have ended.
+/// Turns among peers, some of which may have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,
-    /// Number of `false` in `ended`.
     live: usize,
-    /// The peer that has the turn: a live one, while any is.
+    /// The peer that has the turn: an active one, if there is any.
     current: usize,
-    /// Whether nobody is taken from out of turn.
     in_order: bool,
 }
 
 impl RoundRobin {
-    /// All `peers` live.
+    /// Creates turns among `peers` active peers.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
-    /// Starts an epoch with everybody live.
+    /// Starts an epoch with all peers active.
     pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
         self.current = 0;
     }
 
-    /// Starts with everybody live, and with the turn of this peer.
+    /// Starts with all peers active, at the turn of this peer.
     ///
     /// # Panics
     ///
-    /// There is no such peer.
+    /// If the peer does not exist.
     pub fn start_at(&mut self, peer: usize) {
-        assert!(peer < self.ended.len(), "there are {} peers, and no number {peer}", self.ended.len());
+        assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
         self.current = peer;
     }
 
-    /// The peer whose turn it is; None when all have ended.
+    /// The peer that has the turn, or None if all have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
         (self.live > 0).then_some(self.current)
     }
 
-    /// Whether nobody is taken from out of turn.
+    /// Returns whether the order is strict.
     pub fn is_in_order(&self) -> bool {
         self.in_order
     }
 
-    /// Moves `current` to the next live peer; leaves it if nobody is live.
+    /// Moves `current` to the next active peer, if there is any.
     fn step(&mut self) {
         for _ in 0..self.ended.len() {
             self.current = if self.current + 1 == self.ended.len() { 0 } else { self.current + 1 };
@@ -64,17 +62,18 @@ impl RoundRobin {
         }
     }
 
-    /// Moves on to the next live peer.
+    /// Passes the turn to the next active peer.
     #[inline]
     pub fn advance(&mut self) {
         self.step();
     }
 
-    /// Marks a peer as ended; its turn, if it has it, goes to the next live one. Does nothing if it has ended before.
+    /// Marks a peer as ended. If it has the turn, the next active peer gets it. Does nothing if the peer has already
+    /// ended.
     ///
     /// # Panics
     ///
-    /// There is no such peer.
+    /// If the peer does not exist.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -84,30 +83,30 @@ impl RoundRobin {
         }
     }
 
-    /// Whether a peer has ended.
+    /// Returns whether a peer has ended.
     ///
     /// # Panics
     ///
-    /// There is no such peer.
+    /// If the peer does not exist.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }
 
-    /// How many peers there are, ended ones included.
+    /// The number of peers, including those that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }
 
-    /// How many peers are live.
+    /// The number of active peers.
     #[inline]
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// The peer to take from: the current one if it is `ready`; else None in order, and out of order the first ready
-    /// one after it, which then has the turn.
+    /// Returns the current peer if it is `ready`. Otherwise returns None in strict order, or gives the turn to the
+    /// first ready peer after it and returns that one.
     ///
-    /// Does not move on: [`advance`](Self::advance) does, once the item was taken.
+    /// Does not pass the turn on: call [`advance`](Self::advance) after the item was taken.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_nobody_is_taken_out_of_turn() {
+    fn in_order_no_peer_is_chosen_out_of_turn() {
         let mut turn = RoundRobin::new(2, true);
         assert_eq!(turn.choose(|peer| peer == 1), None);
         assert_eq!(turn.choose(|peer| peer == 0), Some(0));
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_begins_with_everybody_live_and_peer_0() {
+    fn an_epoch_begins_with_all_peers_active_at_peer_0() {
         let mut turn = RoundRobin::new(2, true);
         turn.end(0);
         turn.start();
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn without_peers_nobody_has_the_turn() {
+    fn without_peers_there_is_no_turn() {
         let mut turn = RoundRobin::new(0, false);
         turn.advance();
         assert_eq!((turn.next(), turn.choose(|_| true)), (None, None));

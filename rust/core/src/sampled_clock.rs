@@ -1,12 +1,12 @@
-//! A clock that is read at some calls only.
+//! A clock that is read only at some calls.
 //!
-//! Code that runs once an item, every microsecond or every minute, may have work to do every few milliseconds. A
-//! reading costs some tens of nanoseconds, which is much if items are small.
+//! Code that runs once per item, every microsecond or every minute, may have work to do every few milliseconds. Reading
+//! the clock costs some tens of nanoseconds, which is significant if items are small.
 
 use std::time::{Duration, Instant};
 
-/// A clock with a number of calls between two readings: it grows while readings follow each other fast, and falls after
-/// a slow one.
+/// A clock that is read every few calls. The number of calls between two readings grows while readings are close
+/// together, and is reset after a slow one.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,
@@ -19,13 +19,13 @@ pub struct SampledClock {
 
 impl SampledClock {
     /// # Arguments
-    /// * `least`, `most` - calls between two readings.
-    /// * `near` - readings that follow each other sooner than that become fewer.
+    /// * `least`, `most` - the minimum and maximum number of calls between two readings.
+    /// * `near` - if two readings are closer than this, the number of calls grows.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }
 
-    /// Returns the time, at those calls at which it is read.
+    /// Returns the time at calls that read the clock, otherwise None.
     #[inline]
     pub fn sample(&mut self) -> Option<Instant> {
         self.left = self.left.wrapping_sub(1);
@@ -46,7 +46,7 @@ impl SampledClock {
 mod tests {
     use super::*;
 
-    /// After how many calls each time is looked at if a call takes so long.
+    /// The numbers of calls between readings, if each call takes this long.
     fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
         let mut found = Vec::new();
         while found.len() < looks {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_fewer_while_calls_are_fast_and_more_again_once_they_are_slow() {
+    fn the_clock_is_read_less_often_while_calls_are_fast_and_more_often_when_they_are_slow() {
         let mut clock = SampledClock::new(8, 256, Duration::from_millis(1));
         let mut now = clock.looked;
         assert_eq!(steps(&mut clock, &mut now, Duration::from_nanos(500), 7), [8, 16, 32, 64, 128, 256, 256]);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_looks_where_it_is_to() {
+    fn with_equal_limits_the_clock_is_read_at_regular_calls() {
         let mut clock = SampledClock::new(1, 1, Duration::from_millis(1));
         assert!((0..9).all(|_| clock.sample().is_some()));
         let mut clock = SampledClock::new(3, 3, Duration::from_millis(1));

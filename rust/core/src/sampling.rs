@@ -1,22 +1,22 @@
-//! Python's way of drawing a sample, fast: the order that `random.Random.sample` gives all of a population.
+//! A fast version of Python's sampling: the order that `random.Random.sample` returns for a whole population.
 //!
-//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as CPython has it.
-//! It goes on from a state of Python's, so how a seed makes a state is Python's business.
+//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), like in CPython.
+//! It starts from a state of Python's generator, so Python determines how a seed becomes a state.
 
 /// Words of the generator's state.
 pub const WORDS: usize = 624;
-/// How far apart the words lie that are mixed.
+/// The distance of the words that are mixed.
 const MIDDLE: usize = 397;
 
-/// The generator, at some place of its course.
+/// The generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The word that is drawn next; `WORDS` if new ones are to be made. At most `WORDS`.
+    /// The index of the next word, or `WORDS` if new ones must be computed.
     next: usize,
 }
 
 impl MersenneTwister {
-    /// Goes on from a state: its words, and how many of them were drawn. More than there are counts as all.
+    /// Starts from a state: its words, and how many of them are used. Larger values of `drawn` mean all.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }
@@ -43,7 +43,8 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// A number below `limit`, which is not 0: bits of the limit's width until they are small enough, as Python draws.
+    /// Returns a number below `limit`, which must not be 0. Draws numbers with the bit length of the limit until one is
+    /// small enough, like Python.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {
@@ -71,7 +72,7 @@ impl MersenneTwister {
 mod tests {
     use super::*;
 
-    /// The state that the reference implementation makes of a seed by `init_genrand`.
+    /// The state that the reference implementation computes from a seed with `init_genrand`.
     fn seeded(seed: u32) -> MersenneTwister {
         let mut words = [seed; WORDS];
         for place in 1..WORDS {
@@ -86,7 +87,7 @@ mod tests {
         let mut generator = seeded(5489);
         assert_eq!(generator.draw(), 3_499_211_612);
         let later = (1..10_000).map(|_| generator.draw()).last();
-        assert_eq!(later, Some(4_123_659_995)); // what C++ requires of std::mt19937
+        assert_eq!(later, Some(4_123_659_995)); // as C++ specifies for std::mt19937
     }
 
     #[test]
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn none_of_none_is_none() {
+    fn a_permutation_of_zero_numbers_is_empty() {
         assert!(seeded(1).permutation(0).is_empty());
     }
 }

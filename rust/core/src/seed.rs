@@ -1,21 +1,22 @@
 //! Seeds for everything random in a pipeline, from one number.
 //!
-//! Two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`). The *shared*
-//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream is that stream once more,
-//! until it becomes independent of all others by `spawn`: so what is read in one process has the order that workers
-//! give what stands before the sharding. Every generator is a key and a position, so that its state is small and exact.
+//! There are two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`).
+//! The *shared* stream is the same on all ranks and workers with the same seed. The *worker* stream is a copy of the
+//! shared stream until `spawn` makes it independent. Therefore a pipeline in one process has the same order as the
+//! pipes before the sharding in workers. A generator is defined by a key and a position, so its state is small and
+//! exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Version of [`SeedGenerator::export`]'s layout.
+/// The version of the format of [`SeedGenerator::export`].
 const STATE_VERSION: u8 = 1;
-/// Bytes of an exported state: version, then key and position of both streams.
+/// Bytes of an exported state: the version, and the key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
-/// Part of every key that a seed makes.
+/// Part of every key that is computed from a seed.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
-/// A stored state that cannot be read.
+/// The exported state is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is no state of a seed generator of this release")]
 pub struct InvalidState;
@@ -35,7 +36,6 @@ pub struct SeedGenerator {
     worker: ChaCha12Rng,
 }
 
-/// A stream whose key is made of four words.
 fn stream(words: [u64; 4]) -> ChaCha12Rng {
     let mut key = [0; 32];
     for (bytes, word) in key.chunks_exact_mut(8).zip(words) {
@@ -45,35 +45,36 @@ fn stream(words: [u64; 4]) -> ChaCha12Rng {
 }
 
 impl SeedGenerator {
-    /// A generator that is a function of `seed` alone.
+    /// Creates a generator that depends only on `seed`.
     pub fn new(seed: u64) -> Self {
         let shared = stream([seed, SHARED, 0, 0]);
         Self { worker: shared.clone(), shared }
     }
 
-    /// Starts over from `seed`.
+    /// Restarts from `seed`.
     pub fn seed(&mut self, seed: u64) {
         *self = Self::new(seed);
     }
 
-    /// A seed that is the same wherever the generator was seeded alike.
+    /// Returns a seed that is equal in all generators with the same seed.
     pub fn generate_shared_seed(&mut self) -> u64 {
         self.shared.next_u64()
     }
 
-    /// A seed of this rank's or worker's own; of a generator that was not spawned, the shared ones in their order.
+    /// Returns a seed that is independent for each rank and worker. Without `spawn`, the shared seeds in the same
+    /// order.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// The generator of the child `id`: its shared stream goes on from here, its own stream is independent of the
-    /// parent's and of every other child's. The parent is not disturbed.
+    /// Returns the generator of child `id`. It continues the shared stream, and has an independent worker stream. The
+    /// parent does not change.
     ///
-    /// The child's key is drawn from a stream whose key mixes the parent's key and position with `id`; so children of
-    /// children (a rank's workers) are independent too.
+    /// The key of the child is drawn from a stream with a key that combines the parent's key and position with `id`.
+    /// Therefore children of children, such as the workers of a rank, are independent too.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // A part of the keystream that plain draws never reach: the nonce says which child.
+        // Ordinary draws never reach this part of the key stream, because the nonce identifies the child.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());
@@ -81,12 +82,12 @@ impl SeedGenerator {
         Self { shared: self.shared.clone(), worker: stream([a, b ^ position, c, d]) }
     }
 
-    /// Turns this generator into its child `id`.
+    /// Replaces this generator by its child `id`.
     pub fn spawn_in_place(&mut self, id: u64) {
         *self = self.spawn(id);
     }
 
-    /// The state as bytes.
+    /// Exports the state as bytes.
     pub fn export(&self) -> Vec<u8> {
         let mut state = Vec::with_capacity(STATE_LEN);
         state.push(STATE_VERSION);
@@ -97,7 +98,7 @@ impl SeedGenerator {
         state
     }
 
-    /// The generator whose state was exported.
+    /// Restores an exported state.
     pub fn import(state: &[u8]) -> Result<Self, InvalidState> {
         if state.len() != STATE_LEN || state[0] != STATE_VERSION {
             return Err(InvalidState);
@@ -117,7 +118,7 @@ impl SeedGenerator {
 mod tests {
     use super::*;
 
-    /// Seeds drawn once from this build: a change would change the order of every seeded pipeline.
+    /// Seeds that were recorded once. If they changed, the order of every seeded pipeline would change.
     #[test]
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn spawning_does_not_disturb_the_parent_unless_in_place() {
+    fn spawning_does_not_change_the_parent_unless_in_place() {
         let mut parent = SeedGenerator::new(5);
         let mut twin = parent.clone();
         let mut child = parent.spawn(2);
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_depends_on_how_far_its_parent_was() {
+    fn a_child_depends_on_the_position_of_its_parent() {
         let mut parent = SeedGenerator::new(5);
         let mut early = parent.spawn(0);
         parent.generate_seed();
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exported_state_goes_on_where_it_was() {
+    fn an_imported_state_continues_where_it_was_exported() {
         let mut seeds = SeedGenerator::new(9).spawn(4);
         for _ in 0..37 {
             seeds.generate_seed();

@@ -1,4 +1,4 @@
-//! Python buffers over shared memory: of blocks that were received, and of blocks to be filled.
+//! Python buffers over shared memory, for received blocks and for blocks to fill.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use torchdata_core::link::lease::Lease;
 /// Fills in a writable, contiguous view of `len` bytes owned by `owner`.
 ///
 /// # Safety
-/// `view` comes from the interpreter; the memory stays valid as long as `owner` lives.
+/// `view` comes from the interpreter, and the memory is valid as long as `owner` exists.
 unsafe fn fill_buffer(
     owner: *mut ffi::PyObject,
     view: *mut ffi::Py_buffer,
@@ -21,12 +21,12 @@ unsafe fn fill_buffer(
     len: usize,
 ) -> PyResult<()> {
     let len = ffi::Py_ssize_t::try_from(len).map_err(|_| PyBufferError::new_err("the buffer is too long"))?;
-    // SAFETY: as promised by the caller; PyBuffer_FillInfo takes its own reference to `owner`.
+    // SAFETY: guaranteed by the caller. PyBuffer_FillInfo takes its own reference to `owner`.
     let done = unsafe { ffi::PyBuffer_FillInfo(view, owner, data.cast::<c_void>(), len, 0, flags) };
     if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
 }
 
-/// Memory that a received array lies in: a lease on a block of the sender's arena.
+/// The memory of a received array: a lease on a block of the sender's arena.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct LeasedBuffer(pub Arc<Lease>);
 
@@ -43,8 +43,8 @@ impl LeasedBuffer {
     }
 }
 
-/// Memory of an array made by `torchdata.empty`: a block of the arena of this process. It goes to the consumer with an
-/// item that is all that refers to the array.
+/// The memory of an array created by `torchdata.empty`: a block of this process's arena. It is sent to the consumer
+/// with an item, if only that item refers to the array.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,

@@ -1,18 +1,17 @@
-//! The one way into calls that wait: without the GIL, in slices, with Python's signals handled in between.
+//! Calls that wait: without the GIL, in slices, with Python's signals handled in between.
 //!
-//! Runs in the thread that waits. A signal handler's exception ends the wait and is passed on. Nothing is lost by that:
-//! a slice that found its event ends the wait before signals are handled, and an event that comes later stays where it
-//! is.
+//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is lost
+//! by that, because a slice in which the event arrives ends the wait before signals are handled, and a later event
+//! stays pending.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// Longest time without a look at signals.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// Lengths of the slices of one wait: the first one, and the longest one, up to which they double.
+/// The durations of the slices of a wait: the first one, and the maximum, up to which they double.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -20,20 +19,20 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Slices for a sleep that its event ends.
+    /// Slices for a sleep that the event ends.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// Slices for a sleep that its event nearly always ends. The first one is short because a producer that was fast
-    /// and turns slow may leave a few items without a ring (see `torchdata_core::link::wake`).
+    /// Slices for a sleep that the event almost always ends. The first one is short, because a producer that was fast
+    /// and becomes slow may publish a few items without ringing (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
-    /// Slices for a sleep that no event ends.
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits for an event, `limit` at most; returns whether it came.
+/// Waits for an event, for at most `limit`. Returns whether it has occurred.
 ///
 /// # Arguments
-/// * `sleep` - sleeps for a slice or less, without the GIL; returns whether the event has come.
-/// * `look` - called with the GIL after each slice in which it has not, once signals were handled; returns the same.
+/// * `sleep` - sleeps for at most one slice, without the GIL. Returns whether the event has occurred.
+/// * `look` - called with the GIL after each slice without the event, after signals were handled. Returns whether the
+///   event has occurred.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -60,8 +59,8 @@ pub fn wait(
     }
 }
 
-/// Waits for an event that wakes nobody, `limit` at most; returns whether it came. `look` says so, and is called at
-/// once.
+/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for it, and is first called
+/// at once.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

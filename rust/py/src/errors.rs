@@ -1,22 +1,22 @@
-//! The one place where errors of the core become Python exceptions.
+//! Converts errors of the engine to Python exceptions.
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::error::{Corrupted, NoMemory, OpenError, TakeError};
 
-/// Memory that a peer wrote breaks the rules.
+/// Converts the error for corrupted shared memory.
 pub fn corrupted(error: Corrupted) -> PyErr {
     PyRuntimeError::new_err(format!("{error}; shut the loader down and start a new one"))
 }
 
-/// No memory for what a peer has sent.
+/// Converts the error for a failed allocation.
 pub fn memory(error: NoMemory) -> PyErr {
     PyMemoryError::new_err(format!(
         "{error} that has arrived: use smaller items, or raise the limit (ulimit -v, or the container's)"
     ))
 }
 
-/// A unit could not be taken.
+/// Converts the error for a unit that could not be taken.
 pub fn take(error: TakeError) -> PyErr {
     match error {
         TakeError::Corrupted(error) => corrupted(error),
@@ -24,7 +24,7 @@ pub fn take(error: TakeError) -> PyErr {
     }
 }
 
-/// Shared memory or a watch could not be opened.
+/// Converts the error for shared memory or a watch that could not be opened.
 pub fn open(error: OpenError) -> PyErr {
     match &error {
         OpenError::System { source, .. } | OpenError::NoRoom { source, .. } => match source.raw_os_error() {

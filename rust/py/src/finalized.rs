@@ -1,12 +1,13 @@
-//! A base of Python classes whose finaliser is never lost to Ctrl-C.
+//! A base class whose finalizer is always completed, even if Ctrl-C interrupts it.
 //!
-//! Python handles signals at the first line of a `__del__` as anywhere else, and ignores what is raised there: the
-//! object is gone, unfinished, and the KeyboardInterrupt too. So the slot that the interpreter calls is native here,
-//! where no signal is handled. It calls the method `_finalize`. If a signal interrupts that, it calls `_finalize` once
-//! more and tells it so: this second call has to deliver the interrupt at its end. An object whose own attribute
-//! `_ended` is true has nothing to finish: no line of Python runs for it in which a signal handler could raise in vain.
+//! Python handles signals in a `__del__` like anywhere else, but ignores exceptions raised there. The object would not
+//! be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer slot is implemented here, where no
+//! signals are handled. It calls the method `_finalize`. If a signal interrupts that, it calls `_finalize` again with
+//! an argument that reports this, and the second call must raise the interrupt at its end. If the attribute `_ended` of
+//! an object is true, no Python code runs for it, because nothing has to be finalized.
 //!
-//! Runs in whichever thread drops the last reference, or collects garbage. Nothing is owned, the type adds no field.
+//! The slot runs in any thread that drops the last reference or collects garbage. The type owns nothing and adds no
+//! field.
 
 use std::ffi::{c_int, c_void};
 
@@ -17,10 +18,10 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// How often it is tried at most. Each time takes one more press of Ctrl-C, within the same instant.
+/// The maximum number of attempts. Each additional one requires another Ctrl-C at the same instant.
 const TRIES: usize = 1000;
 
-/// Makes the type. A class that derives from it has `__del__` from it, and must have `_finalize(interrupted)`.
+/// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
@@ -36,15 +37,15 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as _,
         slots: slots.as_mut_ptr(),
     };
-    // SAFETY: a well-formed specification whose slots have the signatures that the interpreter expects of them.
+    // SAFETY: a well-formed specification. The slots have the signatures that the interpreter expects.
     let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// The slot. An exception that was being raised when the object was dropped goes on afterwards.
+/// The finalizer slot. An exception that is being raised when the object is dropped continues afterwards.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
-        // SAFETY: the interpreter calls the slot with an object that it keeps alive meanwhile.
+        // SAFETY: the interpreter keeps the object alive during the call.
         let object = unsafe { Bound::from_borrowed_ptr(py, object) };
         if has_ended(&object) {
             return;
@@ -54,20 +55,21 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         }
     };
     let (mut kind, mut value, mut traceback) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the interpreter holds the GIL where it calls a slot; the three references go back as they came.
+    // SAFETY: the interpreter holds the GIL during the call of a slot, and the three references are restored.
     unsafe {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));
         if !ffi::PyErr_Occurred().is_null() {
-            ffi::PyErr_WriteUnraisable(object); // a panic, which is none of the caller's errors
+            ffi::PyErr_WriteUnraisable(object); // a panic, which must not replace an exception of the caller
         }
         ffi::PyErr_Restore(kind, value, traceback);
     }
 }
 
-/// Returns whether the object says that it has ended. Looks into its dictionary, as looking up an attribute may run Python.
+/// Returns whether `_ended` is true. Reads the dictionary of the object, because an attribute lookup may run Python
+/// code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the object is alive, and null asks for no context.
+    // SAFETY: the object exists, and NULL means no context.
     let found = unsafe {
         Bound::from_owned_ptr_or_err(object.py(), ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut()))
     };
@@ -76,7 +78,7 @@ fn has_ended(object: &Bound<'_, PyAny>) -> bool {
         .is_ok_and(|ended| ended.is_some_and(|ended| ended.is(PyBool::new(object.py(), true))))
 }
 
-/// Calls `_finalize` until it was not interrupted.
+/// Calls `_finalize` until it is not interrupted.
 fn finished(object: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = object.py();
     let mut outcome = Ok(());

@@ -1,8 +1,9 @@
-//! Forking at a moment when a lock is free that only a call of Python's can take: that of PyTorch's global generator.
+//! Delays a fork until a lock is free that only Python code can take: the lock of PyTorch's global generator.
 //!
-//! The C library's hook comes behind all hooks of Python's, some of which let the GIL go. Nothing does between this one
-//! and the fork. So a thread that has drawn and wants to draw again waits for the GIL meanwhile, and one that waits for
-//! the lock without the GIL has its turn while this thread takes the lock again and again.
+//! The hook of the C library runs after all hooks of Python, some of which release the GIL. Between this hook and the
+//! fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL before it draws
+//! again. A thread that waits for the lock without the GIL gets it while this thread takes and releases the lock
+//! repeatedly.
 
 use std::cell::RefCell;
 use std::io;
@@ -11,32 +12,32 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// How long it takes at most to take a lock that is free. PyTorch copies 5 KB while it has it: 3 µs.
+/// The maximum time to take a free lock. PyTorch holds it while it copies 5 KB, which takes 3 µs.
 const FREE: Duration = Duration::from_micros(30);
-/// How often in a row a lock is to be free that was not at first, and how long others have in between to come to it.
+/// The number of consecutive times that the lock must be free if it was not at first, and the pause in between for
+/// other threads.
 const QUIET: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// How long all of this may take, which holds up every other thread.
+/// The maximum total time, during which all other threads are blocked.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes the lock for a moment, in a thread that is about to fork; and its result: a tensor lets
-    /// the GIL go when it is dropped.
+    /// The function that takes and releases the lock, in a thread that is about to fork, and its results, because
+    /// dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has the forks of this thread wait until a lock is free; None: no more.
+/// Makes forks of this thread wait until a lock is free. None disables this.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());
-    drop(before); // not within the cells: other code may run now
+    drop(before); // outside of the cells, because dropping may run other code
 }
 
-/// Waits for the lock, within `fork`.
 extern "C" fn wait_before_fork() {
     if TAKE.with_borrow(Option::is_some) {
-        Python::attach(wait); // `os.fork` has the GIL
+        Python::attach(wait); // `os.fork` holds the GIL
     }
 }
 
@@ -45,18 +46,17 @@ fn wait(py: Python<'_>) {
     let (began, mut wanted) = (Instant::now(), 1);
     while wanted > 0 && began.elapsed() < PATIENCE {
         let asked = Instant::now();
-        let Ok(returned) = take.call0(py) else { return }; // the code that needs it in the child is told there
+        let Ok(returned) = take.call0(py) else { return }; // code that needs the lock in the child reports the error
         wanted = if asked.elapsed() > FREE { QUIET } else { wanted - 1 };
         RETURNED.with_borrow_mut(|all| all.push(returned));
         if wanted > 0 {
-            sleep(PAUSE); // with the GIL: who has drawn waits for it
+            sleep(PAUSE); // with the GIL held, so that threads that have drawn a number wait for it
         }
     }
 }
 
-/// Registers the hook.
 pub fn register() -> PyResult<()> {
-    // SAFETY: `wait_before_fork` does nothing unless a thread that holds the GIL has asked for it, and never unwinds.
+    // SAFETY: `wait_before_fork` does nothing unless a thread with the GIL has requested it, and never unwinds.
     match unsafe { libc::pthread_atfork(Some(wait_before_fork), None, None) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error).into()),

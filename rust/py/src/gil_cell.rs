@@ -1,16 +1,16 @@
-//! A cell for values that only threads attached to the interpreter use.
+//! A cell for values that are only accessed by threads that hold the GIL.
 
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
 
-/// A value that threads attached to the interpreter look at, one after the other.
+/// A value that threads access with the GIL held, one after the other.
 ///
-/// A reader that waits does not hold it, so a signal handler and other threads find it whole.
+/// A reader that waits does not borrow it, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(RefCell<T>);
 
-// SAFETY: `with` asks for a token of the interpreter, which one thread has at a time; no `look` gives the token up.
-// Should one do so, the cell refuses the second thread.
+// SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
+// If one did, the cell would refuse the second thread.
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

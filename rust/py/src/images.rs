@@ -1,4 +1,4 @@
-//! Resizing of pixels that arrays hold, without the GIL.
+//! Resizes pixels in arrays, without the GIL.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -9,8 +9,8 @@ use torchdata_core::images::{self, Filter, Pixels, Region, Target};
 ///
 /// # Arguments
 /// * `source` - rows of pixels: an array (height, width, channels) of bytes, with one or three channels.
-/// * `region` - left, top, right and bottom in pixels, as Pillow's boxes.
-/// * `filter` - the name of the filter, as Pillow's in small letters.
+/// * `region` - left, top, right and bottom in pixels, like boxes in Pillow.
+/// * `filter` - the name of the filter in Pillow, in lower case.
 /// * `out` - the array to fill: (height, width, channels), or if `planar`, (channels, height, width).
 #[pyfunction]
 #[pyo3(signature = (source, region, filter, out, *, mirrored=false, planar=false))]
@@ -36,11 +36,11 @@ pub fn resize_pixels(
     let (from, to) = (source.buf_ptr() as usize, out.buf_ptr() as usize);
     let (from_len, to_len) = (source.len_bytes(), out.len_bytes());
     if from < to + to_len && to < from + from_len {
-        return Err(PyBufferError::new_err("`out` must be other memory than the source"));
+        return Err(PyBufferError::new_err("`out` must not share memory with the source"));
     }
     let done = py.detach(|| {
-        // SAFETY: both buffers are dense, live as long as this call, and lie apart. Python code that writes into one
-        // meanwhile spoils pixels, as it does for NumPy.
+        // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. Python code
+        // that writes to one of them at the same time causes wrong pixels, as with NumPy.
         let (bytes, out) = unsafe {
             (
                 std::slice::from_raw_parts(from as *const u8, from_len),
@@ -53,7 +53,7 @@ pub fn resize_pixels(
     done.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// The three lengths of a dense array.
+/// Returns the shape of a contiguous array with three axes.
 fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     let shape: Option<Vec<u32>> = buffer.shape().iter().map(|&size| u32::try_from(size).ok()).collect();
     match shape.as_deref() {
@@ -64,8 +64,8 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// The filters with which the crate gives what Pillow gives, to one level. Those that overshoot, or have edges, differ by
-/// more: Pillow's own code does these.
+/// Returns the filter, if the crate has the same results as Pillow, up to one level. Filters that overshoot or have
+/// edges differ by more, so Pillow is used for them.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

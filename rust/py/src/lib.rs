@@ -1,5 +1,6 @@
-//! The extension module `torchdata._native`: converts, enters the core, wraps. No algorithm lives here.
-// PyO3's macros generate items without docs and unsafe blocks of their own.
+//! The extension module `torchdata._native`. It converts arguments, calls the engine, and wraps results. It contains no
+//! algorithms.
+// The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
 #![allow(missing_docs)]
 
 use pyo3::panic::PanicException;
@@ -29,48 +30,48 @@ mod seed;
 mod transport;
 mod watching;
 
-/// Ends this process when the process `pid` ends.
+/// Exits this process when the process `pid` exits.
 #[pyfunction]
 fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Has this process take no notice of a signal, without ignoring it; see the core.
+/// Makes this process disregard a signal, without ignoring it. See the engine.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Names this process, if its main thread calls; see the core.
+/// Sets the name of this process, if called by its main thread. See the engine.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
 }
 
-/// Whether the portable fallback serves this process, for whatever reason.
+/// Returns whether this process uses the portable fallback, for any reason.
 #[pyfunction]
 fn is_portable() -> bool {
     process::portable()
 }
 
-/// Whether the portable fallback serves this process because the system lacks, or forbids, what only Linux has.
+/// Returns whether this process uses the portable fallback because the system lacks or forbids a required feature of
+/// Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile,
-/// and the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers
-/// this.)
+/// Creates objects at import that PyO3 would otherwise create at their first use, under a lock. If another thread
+/// forked meanwhile, the child would wait forever at its own first use. The import lock of Python covers this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
-    py.get_type::<PanicException>(); // code that takes an exception compares it with this
-    py.detach(|| Python::attach(|_| ())); // each attach looks whether the interpreter is up
+    py.get_type::<PanicException>(); // every exception that is taken is compared with this type
+    py.detach(|| Python::attach(|_| ())); // every attach checks whether the interpreter is initialized
     fork::generation();
     pipes::handing::signals(py).map(drop)
 }
 
-/// Registers every class and function of the extension. Token, delivery, guard and the codec's helpers rely on Python's
-/// lock: a Python without one takes it back as it imports this module.
+/// Registers all classes and functions of the extension. Some classes rely on the GIL, so a free-threaded Python
+/// enables it when it imports this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

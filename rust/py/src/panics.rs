@@ -1,7 +1,7 @@
-//! Panics end at the border to C: the slots and callbacks of ours that PyO3 does not wrap.
+//! Stops panics at the border to C, in slots and callbacks that PyO3 does not wrap.
 //!
-//! A panic that leaves an `extern "C"` function ends the whole process. None is expected; one that comes nevertheless
-//! is an exception to the program, as it is in the functions that PyO3 wraps.
+//! A panic that leaves an `extern "C"` function aborts the process. No panic is expected. If one occurs, it becomes an
+//! exception, as in functions that PyO3 wraps.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// Returns what `body` does; if it panics, `failed`, with an exception set. The GIL must be held.
+/// Returns the result of `body`, or if it panics, `failed` with an exception set. The GIL must be held.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);
@@ -21,7 +21,7 @@ pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
 fn raise(payload: &(dyn Any + Send)) {
     let what = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref().copied());
     let error = PySystemError::new_err(format!(
-        "an error inside torchdata's extension, which is to be reported to its developers: {}",
+        "an error inside torchdata's extension, please report it to the developers: {}",
         what.unwrap_or("a panic without a message")
     ));
     // SAFETY: callers hold the GIL.

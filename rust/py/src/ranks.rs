@@ -1,7 +1,7 @@
-//! The meeting of ranks as a Python class: sockets come in as descriptors, waits go on without the GIL.
+//! Python class for the meeting of ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
-//! A forked child has the meeting without its thread, and maybe with its lock held, so there every method refuses and
-//! nothing is dropped; the facade takes the sockets from it.
+//! A forked child has the meeting without its thread, and perhaps with its lock held. There, every method raises an
+//! error, and nothing is dropped. The facade takes the sockets from it.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -17,13 +17,12 @@ use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
-/// Why an operation never ends: what happened, the ranks to blame, and the rank that noticed.
+/// Why operations fail: the fault, the ranks at fault, and the rank that noticed.
 type Blame = (&'static str, Vec<u32>, u32);
 
-/// All ranks of a job, as this one sees it.
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
-    /// None after `close`. Waits hold on to it.
+    /// None after `close`. Waits hold a reference.
     meeting: ManuallyDrop<Mutex<Option<Arc<Meeting>>>>,
     process: u32,
 }
@@ -31,7 +30,7 @@ pub struct PyMeeting {
 impl Drop for PyMeeting {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: dropped here only, and `self` is not used afterwards.
+            // SAFETY: only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.meeting) }
         }
     }
@@ -53,12 +52,11 @@ fn seconds(value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Takes over a descriptor of the caller's.
 fn owned(descriptor: RawFd) -> PyResult<OwnedFd> {
     if descriptor < 0 {
-        return Err(PyValueError::new_err(format!("no descriptor: {descriptor}")));
+        return Err(PyValueError::new_err(format!("not a descriptor: {descriptor}")));
     }
-    // SAFETY: the caller detached it from its socket object for this call, so that nobody else closes it.
+    // SAFETY: the caller detached it from its socket object for this call, so no other code closes it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -69,13 +67,15 @@ impl PyMeeting {
 
     fn get(&self) -> PyResult<Arc<Meeting>> {
         if self.process != std::process::id() {
-            return Err(PyRuntimeError::new_err("a forked child takes no part in the meeting of its parent's ranks"));
+            return Err(PyRuntimeError::new_err(
+                "a forked child cannot take part in the meeting of its parent's ranks",
+            ));
         }
         let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits for the end of an operation, as long as the time-out and a little longer.
+    /// Waits for the end of an operation until the timeout, and then a little longer for the verdict.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -99,14 +99,16 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Rank 0's: takes over a listening socket at which `size - 1` other ranks are to come.
+    /// Creates the meeting of rank 0. Takes ownership of a listening socket, to which `size - 1` other ranks will
+    /// connect.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
-    /// Another rank's: takes over a socket that is connected to rank 0. OSError if rank 0 does not answer there.
+    /// Creates the meeting of another rank. Takes ownership of a socket that is connected to rank 0. Raises OSError if
+    /// rank 0 does not answer.
     #[staticmethod]
     fn join(
         py: Python<'_>,
@@ -120,17 +122,16 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks have come: None, or who is to blame that they have not.
+    /// Waits until all ranks are connected. Returns None, or the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
 
-    /// Begins to give signs of life.
     fn serve(&self) -> PyResult<()> {
         Ok(self.get()?.serve()?)
     }
 
-    /// The least of the values that the ranks give, or who is to blame that there is none.
+    /// Returns the minimum of the values of all ranks, or the ranks at fault.
     fn least(&self, py: Python<'_>, value: i64, timeout: f64) -> PyResult<(Option<i64>, Option<Blame>)> {
         let meeting = self.get()?;
         meeting.serve()?;
@@ -141,24 +142,22 @@ impl PyMeeting {
         })
     }
 
-    /// Ends the wait of another thread, if there is one; the other ranks hear that this one is at fault.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let meeting = self.get()?;
         py.detach(|| meeting.leave());
         Ok(())
     }
 
-    /// Returns the ranks to blame that no operation ends any more, if that is so.
     fn blame(&self) -> PyResult<Option<Blame>> {
         Ok(self.get()?.verdict().map(blame))
     }
 
-    /// The descriptors of its connections.
     fn descriptors(&self) -> PyResult<Vec<RawFd>> {
         Ok(self.get()?.descriptors())
     }
 
-    /// Says goodbye to the other ranks, and closes all connections. More calls do nothing, as in a forked child.
+    /// Tells the other ranks that this rank leaves, and closes all connections. Further calls do nothing, like calls in
+    /// a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -166,7 +165,7 @@ impl PyMeeting {
         }
     }
 
-    /// Seconds for which a rank is listened for when the time is up, before it is taken for dead.
+    /// How many seconds after the timeout to wait for a message before a rank counts as silent.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

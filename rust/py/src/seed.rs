@@ -1,4 +1,4 @@
-//! The seed generator as a Python class.
+//! Python class for the seed generator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -48,7 +48,6 @@ impl PySeedGenerator {
         PyBytes::new(py, &self.lock().export())
     }
 
-    /// The generator whose state was exported.
     #[staticmethod]
     fn from_state(state: &[u8]) -> PyResult<Self> {
         SeedGenerator::import(state)

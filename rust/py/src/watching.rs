@@ -1,4 +1,4 @@
-//! The watch over loaders' `next`, as Python sees it: what to call if one does not come back, and when to end the
+//! Python functions for watching calls of loaders: the callback for a call that does not return, and stopping the
 //! thread.
 
 use pyo3::prelude::*;
@@ -6,34 +6,33 @@ use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// The function to call, with its key, the seconds and the thread, if a call does not come back.
+/// The function to call, with the key, the seconds and the thread, if a call does not return.
 ///
-/// FORK: filled in by an import, which Python's own lock covers.
+/// FORK: set during an import, which Python's import lock covers.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The watch of this process. A thread that holds the GIL may ask.
+/// The watch of this process. The caller holds the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Runs in the watching thread, which does not come here again before the GIL could be had.
+/// Runs in the watching thread. The thread waits for the GIL here, so the next report comes later.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
             && let Err(error) = on_stall.call1(py, (stall.key, stall.waited.as_secs_f64(), stall.thread))
         {
-            error.write_unraisable(py, None); // there is nobody to raise it to
+            error.write_unraisable(py, None); // no caller can receive the exception
         }
     });
 }
 
-/// Says what is called. The first function is kept.
 #[pyfunction]
 pub fn watch_with(py: Python<'_>, on_stall: Py<PyAny>) {
     let _ = ON_STALL.set(py, on_stall);
 }
 
-/// Ends the watching thread, for a fork that is to come.
+/// Stops the watching thread before a fork.
 #[pyfunction]
 pub fn watch_before_fork(py: Python<'_>) {
     let watch = watch(py);
@@ -41,13 +40,13 @@ pub fn watch_before_fork(py: Python<'_>) {
     py.detach(|| watch.stop());
 }
 
-/// Lets it begin again, after the fork, in the parent.
+/// Allows the thread to start again after the fork, in the parent.
 #[pyfunction]
 pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();
 }
 
-/// Ends it for good: the interpreter exits.
+/// Stops the thread permanently, because the interpreter exits.
 #[pyfunction]
 pub fn watch_is_over(py: Python<'_>) {
     watching::over();

@@ -1,16 +1,16 @@
-//! `tf.train.Example` and `tf.train.SequenceExample`, read from their protocol buffers without copying.
+//! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
-//! Both are maps from names to features; a SequenceExample has one of lists of features beside it (see TensorFlow's
-//! `example.proto` and `feature.proto`). The fields that both have bear the same number, so one reader does for both.
-//! As protocol buffers want it, fields that are not known are skipped, messages that appear twice are merged, and lists
-//! of numbers may be packed or not.
+//! Both are maps from names to features. A SequenceExample also has a map from names to lists of features (see
+//! TensorFlow's `example.proto` and `feature.proto`). Common fields have the same number, so one reader suffices for
+//! both. As required for protocol buffers, unknown fields are skipped, repeated messages are merged, and lists of
+//! numbers may be packed or not.
 
 use crate::formats::wire::{Fields, Value, WireError};
 
 /// The type of a feature's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Strings of bytes.
+    /// Byte strings.
     Bytes,
     /// 32-bit floats.
     Float,
@@ -18,26 +18,26 @@ pub enum Kind {
     Int64,
 }
 
-/// The values of one feature, as they lie in the record.
+/// The values of a feature, as slices of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     kind: Option<Kind>,
-    /// Of bytes one value each; of numbers one or more, in their encoding.
+    /// For bytes, one value each. For numbers, one or more encoded values each.
     parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Feature<'a> {
-    /// The values' type; None if the feature has no list of values, not even an empty one.
+    /// The type of the values, or None if the feature has no list of values, not even an empty one.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
 
-    /// The strings of a feature of bytes.
+    /// The byte strings of a feature.
     pub fn bytes(&self) -> &[&'a [u8]] {
         &self.parts
     }
 
-    /// Puts the values of a feature of floats into `out`, which is emptied first.
+    /// Replaces the contents of `out` by the values of a float feature.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -50,7 +50,7 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// Puts the values of a feature of integers into `out`, which is emptied first.
+    /// Replaces the contents of `out` by the values of an integer feature.
     pub fn integers(&self, out: &mut Vec<i64>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -68,7 +68,7 @@ impl<'a> Feature<'a> {
                 _ => continue,
             };
             if self.kind != Some(kind) {
-                *self = Self { kind: Some(kind), parts: Vec::new() }; // of alternatives the last one counts
+                *self = Self { kind: Some(kind), parts: Vec::new() }; // the last alternative is valid
             }
             for value in Fields::new(list) {
                 match (kind, value?) {
@@ -83,17 +83,17 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A record of features. If a name appears more than once, the last one counts.
+/// A record of features. If a name occurs several times, the last one is valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
-    /// The features of an Example; of a SequenceExample those that are the same for the whole sequence.
+    /// The features of an Example, or the features of a SequenceExample that do not depend on the step.
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// Features of a SequenceExample that have a value per step.
+    /// The features of a SequenceExample with a value for each step.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 
 impl<'a> Example<'a> {
-    /// Reads a record; features whose name is not `wanted` are passed over.
+    /// Reads a record. Skips features with names for which `wanted` returns false.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {
@@ -123,7 +123,7 @@ impl<'a> Example<'a> {
     }
 }
 
-/// The name of an entry of a map, if it is wanted; then `merge` has had the entry's value.
+/// Reads an entry of a map. Passes its value to `merge` and returns its name, if the name is wanted.
 fn named<'a>(
     entry: &'a [u8],
     wanted: impl Fn(&str) -> bool,

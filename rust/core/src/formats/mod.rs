@@ -1,4 +1,4 @@
-//! Bytes of files to records. Knows nothing of links and processes.
+//! Converts the bytes of files to records. Independent of links and processes.
 
 pub mod example;
 pub mod pickle;

@@ -1,40 +1,40 @@
-//! Pickles of plain data: whether each instruction is one that Python writes for such data.
+//! Checks that pickles contain only instructions that Python writes for plain data.
 //!
-//! An unpickler obeys instructions, and those of a stranger may change objects, or ask for gigabytes by a number: a
-//! place in the memo, or a length beyond the end. Plain data needs none of the former, protocol 5 writes no places in
-//! the memo, and lengths are compared with what is there. Which functions may be named, and so called, is for the
-//! unpickler to say.
+//! An unpickler executes instructions. Untrusted instructions could change objects, or allocate gigabytes by means of a
+//! number, such as a memo index or a length beyond the end. Plain data does not need instructions that change objects,
+//! protocol 5 writes no memo indices, and lengths are compared with the available bytes. The unpickler decides which
+//! functions may be called.
 
 use thiserror::Error;
 
-/// Those without an argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS, FROZENSET,
-/// tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
+/// Instructions without argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS,
+/// FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 
-/// Why bytes are not taken for a pickle of plain data.
+/// Why bytes are not accepted as a pickle of plain data.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PlainError {
     /// An instruction that plain data does not need.
     #[error("byte {at} is instruction {opcode:#04x}, which plain data does not need")]
     Instruction {
-        /// Where it stands.
+        /// The offset of the instruction.
         at: usize,
         /// The instruction.
         opcode: u8,
     },
-    /// They end within an instruction, or before the last one.
+    /// The bytes end within an instruction, or before the last one.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
-    /// Something stands behind the last instruction.
-    #[error("{0} bytes stand behind the end")]
+    /// Bytes follow the last instruction.
+    #[error("{0} bytes follow the end")]
     Behind(usize),
 }
 
-/// Checks that bytes are a pickle of plain data, as far as single instructions tell.
+/// Checks that bytes are a pickle of plain data, as far as single instructions show.
 ///
 /// # Errors
 ///
-/// One is another instruction, or asks for more bytes than there are.
+/// If an instruction is not allowed, or needs more bytes than available.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {
@@ -54,7 +54,7 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// How many bytes the argument of an instruction has; `None` inside if the bytes that tell it are missing.
+/// Returns the length of the argument of an instruction. The inner option is None if the length itself is truncated.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {
@@ -73,7 +73,7 @@ fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     }
 }
 
-/// The length of an argument that begins with so many bytes that count the others.
+/// Returns the length of an argument that starts with its own length in `WIDTH` bytes.
 fn counted<const WIDTH: usize>(rest: &[u8]) -> Option<usize> {
     let mut length = [0; 8];
     length[..WIDTH].copy_from_slice(rest.get(..WIDTH)?);
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_python_writes_for_plain_data_is_taken() {
-        // pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5), and the same cut off anywhere.
+    fn pickles_of_plain_data_are_accepted() {
+        // pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5), and all its prefixes.
         let whole = b"\x80\x05\x95\x24\0\0\0\0\0\0\0]\x94(}\x94(\x8c\x01a\x94K\x01\x8c\x01b\x94G@\x04\0\0\0\0\0\0N\x86\x94uC\x01x\x94e.";
         assert_eq!(check_plain(whole), Ok(()));
         for cut in 0..whole.len() {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_that_change_objects_or_count_by_themselves_are_refused() {
+    fn instructions_that_change_objects_or_use_memo_indices_are_rejected() {
         // GLOBAL, BUILD, NEWOBJ, NEWOBJ_EX, LONG_BINPUT, BINPUT, INT, LONG, PERSID, EXT1, DUP, NEXT_BUFFER
         for opcode in [b'c', b'b', 0x81, 0x92, b'r', b'q', b'I', b'L', b'P', 0x82, b'2', 0x97] {
             let found = check_plain(&[0x80, 5, opcode, 0, 0, 0, 0, b'.']);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_beyond_the_end_are_refused_before_anything_is_made() {
+    fn lengths_beyond_the_end_are_rejected_before_memory_is_allocated() {
         for opcode in [0x8d, 0x8e, 0x96] {
             let mut bytes = vec![0x80, 5, opcode];
             bytes.extend(u64::MAX.to_le_bytes());

@@ -1,10 +1,10 @@
-//! The headers of ordinary files in tar archives, and the form of extended ones.
+//! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Only one of the many forms of tar header (see tar(5)) is hot in a data set: a regular file with a short name. It is
-//! read here; whatever else a block may hold is left to a complete reader of the format, which may trust that extended
-//! headers have the form that [`pax_records`] has seen.
+//! Of the many kinds of tar headers (see tar(5)), only one is frequent in datasets: a regular file with a short name.
+//! It is read here. All other blocks are left to a complete reader of the format. That reader can rely on
+//! [`pax_records`] having checked the format of extended headers.
 
-/// Bytes of a header, and the unit to which data is padded.
+/// Bytes of a header, and the unit for padding data.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -13,10 +13,11 @@ const CHECKSUM: std::ops::Range<usize> = 148..156;
 const TYPE: usize = 156;
 const PREFIX: usize = 345;
 
-/// Name and size in bytes of an ordinary file, from its header.
+/// Returns the name and the size in bytes of a regular file.
 ///
-/// None if the block is no intact header, belongs to no regular file, or says something that needs more than the two
-/// fields: a name that is split over two fields or is no UTF-8, a size that is not in octal digits.
+/// Returns None if the block is not an intact header, if the file is not a regular file, or if the two fields do not
+/// suffice. The latter is the case for a name that is split over two fields or is not UTF-8, and for a size that is not
+/// in octal digits.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -25,7 +26,7 @@ pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     let size = octal(&block[SIZE])?;
     let found: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
     let own: u64 = block[CHECKSUM].iter().map(|&byte| u64::from(byte)).sum();
-    // The sum is taken with blanks in its own place.
+    // The checksum is computed with blanks in its own field.
     let intact = octal(&block[CHECKSUM])? == found - own + CHECKSUM.len() as u64 * u64::from(b' ');
     (intact && !name.is_empty() && !name.ends_with('/')).then_some((name, size))
 }
@@ -40,29 +41,29 @@ fn octal(field: &[u8]) -> Option<u64> {
         return None;
     }
     digits.iter().try_fold(0, |value: u64, &digit| {
-        matches!(digit, b'0'..=b'7').then(|| value * 8 + u64::from(digit - b'0')) // 12 digits at most: it fits
+        matches!(digit, b'0'..=b'7').then(|| value * 8 + u64::from(digit - b'0')) // at most 12 digits: no overflow
     })
 }
 
-/// Digits in a row that a pax header may hold. Readers look for numbers at each digit of it anew.
+/// The maximum number of consecutive digits in a pax header. Readers search for numbers starting at each digit.
 const LONGEST_NUMBER: usize = 100;
 /// Bytes of the shortest record: `5 a=\n`.
 const SHORTEST_RECORD: usize = 5;
 
-/// Why an extended header is none.
+/// Why an extended header is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// No record begins where one should.
-    #[error("no record stands at byte {0} of its extended header")]
+    /// There is no valid record at this offset.
+    #[error("there is no valid record at byte {0} of its extended header")]
     Record(usize),
-    /// It holds a number that no program would write.
+    /// The header contains an implausibly long number.
     #[error("a number in its extended header has more than {LONGEST_NUMBER} digits")]
     Number,
 }
 
-/// How many records an extended (pax) header holds, from its body. Zeros may follow them.
+/// Returns the number of records in the body of an extended (pax) header. Zeros may follow them.
 ///
-/// A record is `LENGTH KEYWORD=VALUE\n`, where the length is that of the whole record.
+/// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the length of the whole record.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     if body.split(|byte| !byte.is_ascii_digit()).any(|run| run.len() > LONGEST_NUMBER) {
         return Err(PaxError::Number);
@@ -75,10 +76,10 @@ pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     Ok(count)
 }
 
-/// The length of the record at the start of `bytes`, if one is there.
+/// Returns the length of the record at the start of `bytes`, if it is valid.
 fn record_length(bytes: &[u8]) -> Option<usize> {
     let digits = bytes.iter().position(|&byte| byte == b' ')?;
-    let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` takes a sign, too
+    let length: usize = std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()?; // `parse` would also accept a sign
     let intact = bytes[0].is_ascii_digit() && length >= SHORTEST_RECORD && length > digits + 1;
     let record = bytes.get(digits + 1..length).filter(|_| intact)?;
     let keyword = record.iter().position(|&byte| byte == b'=')?;

@@ -1,17 +1,17 @@
-//! The framing of TFRecord files: records between checksums.
+//! The framing of TFRecord files: records with checksums.
 //!
-//! A record is its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the masked CRC-32C
-//! of the data (see TensorFlow's `record_writer.h`). [`Records`] takes the file in pieces of any size and gives the
-//! records out; it holds one piece, or one record if that is larger, and never more than it was fed.
+//! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
+//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces of any size
+//! and returns the records. It buffers one piece, or one record if that is larger, and never more than it has received.
 
 /// Bytes before the data: the length and its checksum.
 const HEAD: usize = 12;
-/// Bytes behind the data: its checksum.
+/// Bytes after the data: its checksum.
 const TAIL: usize = 4;
-/// Length of the longest record that there can be: no protocol buffer is larger.
+/// The maximum length of a record, because protocol buffers cannot be larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// The CRC-32C of `data` as it stands in the file: rotated and shifted, so that a checksum of checksums works.
+/// The CRC-32C of `data` in the format of the file: rotated and shifted, so that a checksum of checksums works.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -25,22 +25,22 @@ pub enum RecordError {
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
-    /// The length is more than the reader was told to believe.
+    /// The length exceeds the given maximum.
     #[error(
         "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger one"
     )]
     TooLong {
-        /// The length, as the file says it.
+        /// The length in the file.
         length: u64,
-        /// The most that is believed.
+        /// The maximum.
         longest: u64,
     },
     /// The file ends within the record.
     #[error("the file is truncated: it ends after {found} of the record's {wanted} bytes")]
     Truncated {
-        /// Bytes that are there, checksums included.
+        /// The number of available bytes, including checksums.
         found: u64,
-        /// Bytes that there should be, checksums included; if the file ends before the length, those of the head.
+        /// The expected number of bytes, including checksums. If the file ends before the length, that of the head.
         wanted: u64,
     },
 }
@@ -48,7 +48,7 @@ pub enum RecordError {
 /// The records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// Bytes that were fed; those not given out yet begin at `begin`.
+    /// Received bytes. The bytes from `begin` are not returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -58,13 +58,13 @@ pub struct Records {
 }
 
 impl Records {
-    /// Begins at byte `offset` of a file, with its record number `record`. Checksums are compared if `verify`. A record
-    /// that says that it is longer than `longest` (at most [`LONGEST`]) is refused before it is read.
+    /// Starts at byte `offset` of a file, which is record number `record`. Compares checksums if `verify` is true. A
+    /// record that is longer than `longest` (at most [`LONGEST`]) is rejected before it is read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
 
-    /// Where the next record begins in its file.
+    /// The offset of the next record in its file.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -74,19 +74,19 @@ impl Records {
         self.record
     }
 
-    /// Returns the bytes that were fed and not given out yet.
+    /// The received bytes that are not returned yet.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }
 
-    /// Takes the next bytes of the file.
+    /// Receives the next bytes of the file.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.begin);
         self.begin = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The data of the next record; None if the file must be read on first.
+    /// The data of the next record, or None if more of the file is needed.
     pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
         let unread = self.unread();
         let Some(length) = self.length()? else { return Ok(None) };
@@ -98,7 +98,7 @@ impl Records {
         Ok(Some(data))
     }
 
-    /// Goes past the record that `peek` shows; does nothing if it shows none.
+    /// Skips the record that `peek` returns, if any.
     pub fn advance(&mut self) {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {
@@ -108,14 +108,14 @@ impl Records {
         }
     }
 
-    /// Says that the file has ended: an error if that is within a record.
+    /// Call at the end of the file. Returns an error if the file ends within a record.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;
         if found == 0 || found >= wanted { Ok(()) } else { Err(RecordError::Truncated { found, wanted }) }
     }
 
-    /// The next record's length; None if it was not fed yet.
+    /// The length of the next record, or None if it is not received yet.
     fn length(&self) -> Result<Option<usize>, RecordError> {
         let Some((head, rest)) = self.unread().split_first_chunk::<8>() else { return Ok(None) };
         let Some(checksum) = rest.first_chunk::<4>() else { return Ok(None) };

@@ -1,26 +1,26 @@
-//! The wire format of protocol buffers, as far as reading examples needs it.
+//! The wire format of protocol buffers, as far as examples need it.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>. Input is not trusted: whatever it holds, the answer is a
-//! value or an error.
+//! See <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: any input results in a value or an
+//! error.
 
-/// Why bytes are no protocol buffer.
+/// Why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A field reaches beyond the end of its message.
+    /// A field extends beyond the end of its message.
     #[error("its data is no valid protocol buffer: a field ends too early")]
     Truncated,
     /// An integer has more than ten bytes.
     #[error("its data is no valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has a type that does not exist, the number 0, or a group that nothing opened or closed.
+    /// A field has an unknown type or the number 0, or a group is not opened or closed.
     #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
     Tag,
-    /// The name of a feature is no UTF-8.
-    #[error("its data is no valid protocol buffer: the name of a feature is no UTF-8")]
+    /// The name of a feature is not UTF-8.
+    #[error("its data is no valid protocol buffer: the name of a feature is not UTF-8")]
     Name,
 }
 
-/// A field's value, as its bytes.
+/// The bytes of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// An integer in 7-bit groups.
@@ -33,11 +33,11 @@ pub enum Value<'a> {
     Fixed32(&'a [u8]),
 }
 
-/// How deep groups, which no example has, may be nested.
+/// The maximum nesting of groups, which examples do not contain.
 const DEEPEST_GROUP: usize = 100;
 const LONGEST_VARINT: usize = 10;
 
-/// The fields of a message, as pairs of number and value; groups are left out.
+/// Iterates over the fields of a message as (number, value). Groups are skipped.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -102,7 +102,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Appends the integers that stand one after another in `bytes`.
+/// Appends the consecutive integers in `bytes`.
 pub fn varints(mut bytes: &[u8], out: &mut Vec<i64>) -> Result<(), WireError> {
     while let Some(&first) = bytes.first() {
         let length = if first < 0x80 { 1 } else { varint_length(bytes)? };
@@ -121,7 +121,7 @@ fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
     }
 }
 
-/// The value of one varint; bits beyond the 64th are dropped.
+/// The value of a varint. Bits beyond the 64th are dropped.
 fn integer(varint: &[u8]) -> u64 {
     varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
 }

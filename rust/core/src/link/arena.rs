@@ -1,9 +1,9 @@
-//! The arena's allocator: which parts of a producer's shared memory are taken.
+//! The allocator for a producer's arena.
 //!
-//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over the return
-//! ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is taken: so the pages
-//! in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has used for a while
-//! go back to the system (`tidy`).
+//! The bookkeeping is private to the producer. The consumer only learns offsets, and returns blocks over the return
+//! ring. Free memory is kept as extents ordered by address; adjacent extents are merged, and the lowest extent that
+//! fits is used. This keeps the pages in use few and warm, and limits memory use to the data in flight. Free pages that
+//! have not been used for a while are returned to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,33 +18,30 @@ use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
 
-/// The holder of an allocated block.
+/// The references that keep a block allocated.
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
-    /// The producer's own handle is alive.
+    /// Whether the producer still has a [`Block`] for this memory.
     local: bool,
-    /// Times that the block was sent and has not come back: a unit may refer to a block twice, and so may two units.
+    /// The number of times that the block was sent and has not been returned. One unit can refer to a block twice, and
+    /// so can two units.
     remote: u64,
 }
 
-/// Extents and blocks of one arena.
 #[derive(Debug)]
 struct Allocator {
-    /// Free extents, offset to length; neighbours are always merged.
+    /// Free extents, as offset and length. Adjacent extents are always merged.
     free: BTreeMap<u64, u64>,
-    /// Allocated blocks by offset.
     taken: HashMap<u64, Holders>,
-    /// Blocks that may be taken at a time; no more entries fit the return ring.
+    /// The maximum number of allocated blocks, which is the capacity of the return ring.
     most: usize,
     in_use: u64,
     peak: u64,
-    /// Where they are mirrored.
     flow: Option<FlowRef>,
     idle_chunks: IdleChunks,
-    /// Whether pages can be given back; a file system without holes is asked once.
+    /// Whether pages can be returned. Cleared after the first failure, because some file systems do not support holes.
     punches: bool,
-    /// Blocks that the consumer gives back.
     returns: ConsumerCursor,
 }
 
@@ -84,18 +81,18 @@ impl Allocator {
 
     fn mirror(&self) {
         if let Some(flow) = &self.flow {
-            flow.arena_peak.store(self.peak, Ordering::Relaxed); // first: nobody is to see more in use than ever was
+            flow.arena_peak.store(self.peak, Ordering::Relaxed); // stored first, so that `used` never exceeds `peak`
             // SYNC(used): pairs with PageRef::read_flows.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }
     }
 
-    /// Length of the block at `offset`, in whole pages.
+    /// Returns the length of the block at `offset`, in whole pages.
     fn len_of(&self, offset: u64) -> u64 {
         self.taken.get(&offset).map_or(0, |holders| holders.len)
     }
 
-    /// Takes note that a block came back from the consumer.
+    /// Records that the consumer has returned a block.
     fn returned(&mut self, offset: u64) -> Result<(), Corrupted> {
         match self.taken.get_mut(&offset) {
             Some(holders) if holders.remote > 0 => holders.remote -= 1,
@@ -105,7 +102,6 @@ impl Allocator {
         Ok(())
     }
 
-    /// Returns the free parts that have become idle.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         for idle in self.idle_chunks.take_idle(now) {
@@ -143,25 +139,25 @@ impl Allocator {
     }
 }
 
-/// How much of an arena is in use.
+/// The memory use of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
-    /// Bytes in blocks that somebody holds.
+    /// Bytes in allocated blocks.
     pub in_use: u64,
-    /// The most that ever was in use.
+    /// The maximum of `in_use` so far.
     pub peak: u64,
-    /// Blocks that somebody holds.
+    /// The number of allocated blocks.
     pub blocks: usize,
 }
 
-/// The producer's side of an arena, shared with the blocks made from it.
+/// The producer's side of an arena. Blocks hold references to it.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether blocks are taken, or free pages could go back; false means that `tidy` has nothing to do.
+    /// Whether blocks are allocated or free pages could be returned. If false, `tidy` has nothing to do.
     untidy: AtomicBool,
-    /// The process that owns the book-keeping; a forked child must not touch it.
+    /// The process that owns the bookkeeping. A forked child must not touch it.
     generation: u64,
 }
 
@@ -176,7 +172,7 @@ impl Arena {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Mirrors there, from now on, how much is in use.
+    /// Mirrors the memory use in `flow` from now on.
     pub(crate) fn count_into(&self, flow: FlowRef) {
         let mut allocator = self.lock();
         allocator.peak = allocator.peak.max(flow.arena_peak.load(Ordering::Relaxed));
@@ -184,8 +180,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Takes a block of at least `len` bytes, page-aligned, or None if no free extent is long enough, or the system
-    /// has no room for it.
+    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free extent is long enough, or if the
+    /// system is out of memory.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -201,7 +197,7 @@ impl Arena {
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
 
-    /// Takes back the blocks that the consumer returned.
+    /// Frees the blocks that the consumer has returned.
     pub fn reclaim(&self) -> Result<(), Corrupted> {
         let header = self.layout.header();
         let mut allocator = self.lock();
@@ -220,15 +216,15 @@ impl Arena {
         }
     }
 
-    /// Whether the consumer has returned blocks that were not taken back yet.
+    /// Returns whether the consumer has returned blocks that are not reclaimed yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Takes blocks back, and gives those free pages to the system that have not been used for some seconds.
+    /// Reclaims blocks, and returns free pages to the system that have been unused for some seconds.
     ///
-    /// To be called now and then by a producer that waits or works; cheap if there is nothing to do. Returns whether
-    /// there may be something to do later.
+    /// A producer calls this regularly while it waits or works. The call is cheap if there is nothing to do. Returns
+    /// whether there may be something to do later.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.tidy_at(Instant::now())
     }
@@ -238,7 +234,7 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // Under the lock, so that nobody takes what is being given back.
+        // The lock is held, so that nothing is allocated from these pages meanwhile.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
@@ -250,13 +246,13 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// The last answer of `tidy`, unless a block was taken since.
+    /// Returns the last result of `tidy`, or true if a block was allocated since.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
     }
 
-    /// Notes that a block is on its way to the consumer, once more if it already is.
+    /// Records that a block is sent. A block can be sent several times.
     pub(crate) fn send(&self, offset: u64) {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;
@@ -274,25 +270,25 @@ impl Arena {
         allocator.free_if_unheld(offset);
     }
 
-    /// Bytes that blocks may take in all.
+    /// Returns the size of the arena in bytes.
     pub fn capacity(&self) -> u64 {
         self.layout.config.arena_capacity
     }
 
-    /// Whether an address lies in its memory.
+    /// Returns whether `address` is in the arena.
     pub fn holds(&self, address: *const u8) -> bool {
         self.capacity() > 0
             && (address as usize).wrapping_sub(self.layout.arena_ptr(0) as usize) < self.capacity() as usize
     }
 
-    /// How much is in use now.
+    /// Returns the current memory use.
     pub fn usage(&self) -> ArenaUse {
         let allocator = self.lock();
         ArenaUse { in_use: allocator.in_use, peak: allocator.peak, blocks: allocator.taken.len() }
     }
 }
 
-/// A block of the arena in the producer's hands. Dropping it frees it, unless it was sent.
+/// A block that the producer owns. Dropping it frees the memory, unless the block was sent.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -301,27 +297,27 @@ pub struct Block {
 }
 
 impl Block {
-    /// Start of the block; page-aligned, valid for `len` bytes as long as the block lives.
+    /// Returns the start of the block, which is page-aligned and valid for `len` bytes until the block is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.arena.layout.arena_ptr(self.offset)
     }
 
-    /// Usable bytes.
+    /// Returns the usable length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the block was asked for with length zero.
+    /// Returns whether a length of zero was requested.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where in the arena the block starts.
+    /// Returns the offset of the block in the arena.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Whether the block lies in `arena`.
+    /// Returns whether the block was allocated from `arena`.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }
@@ -339,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_neighbours_merge_whatever_the_order() {
+    fn freed_neighbours_merge_in_any_order() {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut allocator = Allocator::new(3 * BLOCK_ALIGN, 16);
             let offsets: Vec<u64> = (0..3).map(|_| allocator.allocate(BLOCK_ALIGN).unwrap()).collect();
@@ -374,7 +370,7 @@ mod tests {
         };
         let block = |value: u8| {
             let block = arena.allocate(LEN).unwrap();
-            // SAFETY: the block has so many bytes, and nobody else has it.
+            // SAFETY: the block has `LEN` bytes, and no other code uses it.
             unsafe { std::ptr::write_bytes(block.as_mut_ptr(), value, LEN) };
             block
         };
@@ -387,7 +383,7 @@ mod tests {
         assert!(resident() >= 3 * LEN, "what was used a moment ago stays");
         assert_eq!(arena.tidy_at(start + 3 * PERIOD), Ok(true));
         assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
-        // SAFETY: the block has so many bytes.
+        // SAFETY: the block has `LEN` bytes.
         let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
         assert!(kept.iter().all(|&byte| byte == 2), "a live block lost bytes");
         let again = block(4);

@@ -1,21 +1,22 @@
-//! Units and words on their way between two machines: taken out of a link on one of them, put into its copy on the other.
+//! Carries units and control words between two machines: out of a link on one machine, into its copy on the other.
 //!
-//! A worker on another machine has a control link and a data link there, and main has a copy of each. Beside either pair
-//! stands a carrier, which is the consumer of one link and the producer of the other:
+//! A worker on another machine has a control link and a data link there, and the main process has a copy of each. On
+//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the other.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! Units travel undecoded and whole, fragments put together, with the stream and the kind that their producer gave them.
-//! What the two ends of a link say to each other by words in its header travels beside them (see [`Words`]). A word that
-//! comes late is harmless, as each is the latest of its kind and nobody waits for an older one. One that comes early is
-//! harmless, too: it may overtake units published before it, as it may be read before them where there is one link.
-//! Words never wait for units, which may lack room until a word is read. Who calls sees to it that frames are put in the
-//! order in which they were taken, words in theirs, and each once.
+//! Units are carried without being decoded, with the stream and kind that their producer set. Fragments are joined
+//! first. The control words in the header of a link are carried separately (see [`Words`]). A word may arrive late,
+//! because only the latest value matters and no process waits for an older one. A word may also arrive before units
+//! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
+//! because the units may need room that only appears after a word is read. The caller must put each frame once and in
+//! the order in which frames were taken, and the same for words.
 //!
-//! A frame is a head and large buffers beside it. Nothing of it is trusted: what contradicts itself is [`Corrupted`].
+//! A frame consists of a head and separate large buffers. Frames are not trusted: inconsistent data is reported as
+//! [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,33 +30,33 @@ use crate::error::{Corrupted, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// Buffers shorter than this lie in the head of a frame.
+/// Shorter buffers are copied into the head of a frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
-/// Set in the length of a buffer that lies beside the head.
+/// Set in the length of a buffer that is separate from the head.
 const BESIDE: u64 = 1 << 63;
-/// Stream, length of the payload, kind, number of buffers.
+/// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The words of a carrier's two links that the other side is to see, sealed as they are: of the link that it reads the
-/// order and the epoch in which its producer starves, of the link that it writes what is granted, how many messages are
-/// acknowledged, and in which place.
+/// The control words of a carrier's two links that the other side needs, in sealed form. From the inbound link: the
+/// order, and the epoch in which the producer starves. From the outbound link: the grant, the number of acknowledged
+/// messages, and the position of the last acknowledgement.
 pub type Words = [u64; 5];
 
-/// Units on their way.
+/// Units in transit.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// All but the large buffers.
+    /// Everything except the large buffers.
     pub head: Vec<u8>,
-    /// These, in their order.
+    /// The large buffers, in order.
     pub buffers: Vec<Buffer>,
-    /// Bytes of both.
+    /// The length of both parts in bytes.
     pub len: usize,
 }
 
 impl Frame {
     fn add(&mut self, stream: Stream, unit: &mut Unit) {
-        let count = unit.buffers.len() as u16; // as in the unit's own header
+        let count = unit.buffers.len() as u16; // the same type as in the unit header
         self.head.extend(stream.raw().to_le_bytes());
         self.head.extend((unit.payload.len() as u32).to_le_bytes());
         self.head.extend(unit.kind.to_le_bytes());
@@ -77,7 +78,7 @@ impl Frame {
                 Buffer::Leased(lease) => {
                     let at = self.head.len();
                     self.head.reserve(lease.len());
-                    // SAFETY: there is room for so many bytes, and the lease has as many.
+                    // SAFETY: `reserve` made room for `lease.len()` bytes, and the lease is readable for that length.
                     unsafe {
                         let to = self.head.as_mut_ptr().add(at);
                         std::ptr::copy_nonoverlapping(lease.as_mut_ptr(), to, lease.len());
@@ -90,20 +91,19 @@ impl Frame {
     }
 }
 
-/// A unit of a frame.
 struct Carried<'a> {
     stream: Stream,
     kind: u16,
     buffers: Vec<&'a [u8]>,
     payload: &'a [u8],
-    /// Bytes of the head, and buffers beside it, that are behind it.
+    /// The remaining bytes of the head, and the number of separate buffers that this unit uses.
     rest: &'a [u8],
     besides: usize,
 }
 
 const CONTRADICTS: Corrupted = Corrupted("a frame of units contradicts itself");
 
-/// Takes so many bytes from the front.
+/// Splits `len` bytes off the front.
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
     let (front, rest) = bytes.split_at_checked(len).ok_or(CONTRADICTS)?;
     *bytes = rest;
@@ -111,7 +111,7 @@ fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
 }
 
 fn number<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Corrupted> {
-    Ok(cut(bytes, N)?.try_into().expect("as many as were cut"))
+    Ok(cut(bytes, N)?.try_into().expect("`cut` returns this length"))
 }
 
 impl<'a> Carried<'a> {
@@ -138,18 +138,18 @@ impl<'a> Carried<'a> {
     }
 }
 
-/// How far a frame was put.
+/// The part of a frame that is already put.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Bytes of the head, and buffers beside it, that are behind.
+    /// Bytes of the head, and separate buffers, that are done.
     head: usize,
     beside: usize,
-    /// Buffers of the unit at hand that have found their place, and bytes of the next one that were sent ahead.
+    /// Finished buffers of the current unit, and the bytes of the next buffer that were sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// What keeps a unit from being put.
+/// What is missing to put the current unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -157,7 +157,7 @@ enum Lack {
     Room { blocks: usize, payload: usize },
 }
 
-/// The one who carries between a link that it reads and a link that it writes, here, and their copies elsewhere.
+/// Carries data between an inbound and an outbound link on this machine and their copies on another machine.
 #[derive(Debug)]
 pub struct Carrier {
     inbound: Consumer,
@@ -168,13 +168,13 @@ pub struct Carrier {
     unit: Unit,
     progress: Progress,
     lack: Lack,
-    /// The words that were given away last.
+    /// The words that were last returned by `take`.
     given: Words,
 }
 
 impl Carrier {
-    /// Takes the consumer's end of one link and the producer's of another one, whose other ends the process behind `peer`
-    /// has.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` has the
+    /// other ends.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -185,7 +185,7 @@ impl Carrier {
             unit: Unit::default(),
             progress: Progress::default(),
             lack: Lack::Nothing,
-            given: [crate::integrity::seal(0); 5], // as they are at a link's birth
+            given: [crate::integrity::seal(0); 5], // the initial values in a new link
         })
     }
 
@@ -203,14 +203,15 @@ impl Carrier {
         ]
     }
 
-    /// Whether words have changed since some were given away, or if `units` count, one waits.
+    /// Returns whether a word has changed since the last call of `take`, or, if `units` is true, whether a unit is
+    /// pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // A fault counts as news: who takes them reports it.
+        // An error counts as news, so that `take` reports it.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until there are none or the frame has `most` bytes; none if that is 0. Returns the words, if any has
-    /// changed.
+    /// Takes units until the link is empty or the frame has `most` bytes. With `most` = 0, takes no units. Returns the
+    /// words if any of them has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -222,7 +223,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Shows words from the other side to those who wait for them here.
+    /// Stores words from the other machine for the processes on this machine.
     pub fn put_words(&self, [order, starving, granted, acknowledged, obeyed_at]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -237,8 +238,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Puts a frame into the link that is written. False if some of it has found no room: to be called again with the
-    /// same frame once there is (see [`Carrier::has_room`]).
+    /// Puts a frame into the outbound link. Returns false if the link had no room for all of it. The caller then
+    /// retries with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);
@@ -279,13 +280,13 @@ impl Carrier {
         })
     }
 
-    /// Brings a buffer into the arena, or if it will not fit, sends it ahead in fragments.
+    /// Copies a buffer into the arena. If it does not fit, sends it as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: Progress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
             loop {
                 if let Some(block) = outbound.allocate(bytes.len())? {
-                    // SAFETY: the block is ours and has room for so many bytes.
+                    // SAFETY: this function owns the block, which has room for `bytes.len()` bytes.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.as_mut_ptr(), bytes.len()) };
                     parts.push(Part::Block(Arc::new(block)));
                     return Ok(Lack::Nothing);
@@ -311,9 +312,9 @@ impl Carrier {
         Ok(Lack::Nothing)
     }
 
-    /// Whether what kept a frame from being put is gone.
+    /// Returns whether the reason why a frame could not be put is gone.
     pub fn has_room(&mut self) -> bool {
-        // A fault counts as room: who puts the frame reports it.
+        // An error counts as room, so that `put` reports it.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),
@@ -321,7 +322,7 @@ impl Carrier {
         }
     }
 
-    /// Gives back memory of the link that is written, if it was not used for a while.
+    /// Returns memory of the outbound link that has been unused for a while.
     pub fn tidy(&self) -> Result<bool, Corrupted> {
         self.outbound.arena().tidy()
     }

@@ -1,8 +1,8 @@
-//! The consumer's end of a link.
+//! The consumer end of a link.
 //!
-//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: a unit is copied out of
-//! shared memory, every length and offset is checked, and so is its checksum, before anything follows from it. A
-//! violation is [`Corrupted`].
+//! It runs in the process that receives the items, and does not trust the producer. A unit is copied out of shared
+//! memory, and all lengths, offsets and the checksum are verified before the data is used. Violations are reported as
+//! [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,17 +17,17 @@ use crate::process::board::BellRef;
 use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 
-/// A buffer of a unit, in the consumer's hands. Clones are the same memory.
+/// A buffer of a received unit. Clones share the memory.
 #[derive(Debug, Clone)]
 pub enum Buffer {
-    /// A block of shared memory.
+    /// A block in shared memory.
     Leased(Arc<Lease>),
-    /// Memory of the consumer's own, put together from fragments or copied out.
+    /// Memory of this process, copied or joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
 impl Buffer {
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Owned(bytes) => bytes.len(),
@@ -35,12 +35,13 @@ impl Buffer {
         }
     }
 
-    /// Whether it has none.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same bytes in memory of this process's own, if it gets some; a lease is given back with its last clone.
+    /// Copies the bytes into memory of this process. If the allocation fails, returns the lease unchanged. A lease is
+    /// returned when its last clone is dropped.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -49,50 +50,49 @@ impl Buffer {
     }
 }
 
-/// A unit taken out of the ring. One is used again and again: its vectors keep their memory.
+/// A unit taken from the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// The kind that the producer gave it.
+    /// The kind set by the producer.
     pub kind: u16,
     /// The producer's shard that it is of, counted in the producer's process.
     pub shard: u16,
-    /// Its inline payload.
+    /// The inline payload.
     pub payload: Vec<u8>,
-    /// Its large buffers, in the order in which they were sent.
+    /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// A number that tells it from other units, wherever and whenever they were sent; 0 if its bytes do not tell.
+    /// A hash of the contents, independent of the position in the ring. It is 0 for units with unstable bytes.
     pub digest: u64,
 }
 
-/// The consumer's end.
+/// The consumer end.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
     cursor: ConsumerCursor,
     returns: Arc<Returns>,
     peer: BellRef,
-    /// Block table of the unit that is being read: offsets and lengths.
+    /// Block table of the current unit: offsets and lengths.
     table: Vec<[u64; 2]>,
-    /// Buffers put together from fragments, waiting for the unit that refers to them.
+    /// Bytes joined from fragments, for the next unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The grant that the producer was told last.
+    /// The last grant that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream: until that begins, there is nothing to read.
+    /// Whether the next unit belongs to a later stream. Nothing is readable until that stream begins.
     early: bool,
-    /// Whether items of this link are to wake this process.
+    /// Whether items of this link wake this process.
     wanted: bool,
-    /// Items taken in this stream.
     taken: u64,
-    /// Items taken since the producer was last considered for a wake-up.
+    /// Items taken since the last check whether to wake the producer.
     unrung: u64,
-    /// Bytes of the ring given back since then.
+    /// Bytes of the ring freed since that check.
     unrung_bytes: u64,
-    /// Bytes of blocks taken since then.
+    /// Bytes of blocks taken since that check.
     unrung_blocks: u64,
-    /// How far the producer may be ahead in bytes.
+    /// The limit for read-ahead in bytes.
     ahead: Ahead,
-    /// Items taken in all earlier streams, and where all and other statistics are mirrored.
+    /// Items taken in earlier streams, and the counters that mirror all statistics.
     before: u64,
     flow: FlowRef,
 }
@@ -120,29 +120,28 @@ impl Consumer {
         }
     }
 
-    /// The bell of the producer's process.
     pub(super) fn peer(&self) -> &BellRef {
         &self.peer
     }
 
-    /// Reads on in the stream of `earlier` and continues its counts. Leases stay with the memory of `earlier`.
+    /// Continues the stream and the counters of `earlier`. Its leases keep their own memory.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// Counts there from now on, on top of what is there.
+    /// Adds to the counters in `flow` from now on.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
     }
 
-    /// Where this end counts.
+    /// The counters of this end.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
 
-    /// Begins to read a stream of which the producer may be `window` items ahead.
+    /// Begins a stream in which the producer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -154,7 +153,7 @@ impl Consumer {
         self.tell(grant);
     }
 
-    /// Tells the producer what is wanted, and wakes it.
+    /// Stores a grant and wakes the producer.
     fn tell(&mut self, grant: Grant) {
         self.grant(grant);
         self.ring();
@@ -167,8 +166,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Says whether items of this link are to wake this process when it sleeps. To be called before the look at what is
-    /// there: items that come before it says so wake nobody. All other units do in any case.
+    /// Sets whether items of this link wake this process while it sleeps. Call it before checking for items, because
+    /// items published before this call do not wake the process. All other units always do.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -179,24 +178,23 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Tells the producer that no more of this pass is wanted.
+    /// Ends this pass: the producer need not send more of it.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Tells the producer that no more of this epoch is wanted, whether or not it was read.
+    /// Ends this epoch, even if it was not read: the producer need not send more of it.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
     }
 
-    /// The stream that is read.
+    /// The current stream.
     pub fn stream(&self) -> Stream {
         self.receiving.stream()
     }
 
-    /// Tells the producer that `count` messages were dealt with, and in which `place` this process was then: a number
-    /// of its own.
+    /// Acknowledges `count` messages. `place` is the position of this process at that time.
     pub fn acknowledge(&self, count: u64, place: u64) {
         self.layout.header().obeyed_at.store(seal(place), Ordering::Relaxed);
         // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
@@ -204,24 +202,24 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Whether the producer's process waits for somebody else before it can go on (see [`crate::link::Announcer`]).
+    /// Returns whether the producer process waits for another process (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. A damaged word is put right at the producer's next look around.
+        // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word when it checks next.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
-    /// Items that were taken in this stream.
+    /// The number of items taken in this stream.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Items that the producer may be ahead.
+    /// The number of items that the producer may be ahead.
     pub fn window(&self) -> u64 {
         self.receiving.window()
     }
 
-    /// Stops (0) or resumes (the window) the producer's running ahead; what it has sent stays valid.
+    /// Sets the window: 0 pauses the producer. Items that it has already sent stay valid.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -233,9 +231,9 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts an item as taken and lets the producer make another one.
+    /// Counts a delivered item, and grants the producer another one.
     ///
-    /// A producer that sleeps is woken when half its window is free, or at once when nothing is left in the ring.
+    /// A sleeping producer is woken when half of its window is free, or at once if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -248,15 +246,15 @@ impl Consumer {
         }
     }
 
-    /// Counts an item as taken that was taken in before its turn, and lets the producer make another one, even if it is
-    /// not to run ahead: another process waits for its progress.
+    /// Counts an item that was received before its turn, and grants another one even if the window is 0, because
+    /// another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Lets a producer that was halted make one more item: somebody else waits for it to come on.
+    /// Grants a paused producer one item, because another process waits for its progress.
     pub fn grant_one_more(&mut self) {
         let one_more = self.receiving.one_more();
         if self.told != one_more {
@@ -264,7 +262,7 @@ impl Consumer {
         }
     }
 
-    /// Halts a producer again that was relieved.
+    /// Withdraws the extra item of `grant_one_more`.
     pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
@@ -272,7 +270,7 @@ impl Consumer {
         }
     }
 
-    /// Notes that this process waits for the producer's next item.
+    /// Records that this process waits for the next item.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -286,7 +284,7 @@ impl Consumer {
         self.ring();
     }
 
-    /// Gives a unit's bytes back, and wakes a producer that sleeps for want of them when half the ring is free again.
+    /// Frees the bytes of a unit, and wakes the producer once half of the ring is free.
     fn release(&mut self, total: u64) {
         self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
@@ -295,7 +293,8 @@ impl Consumer {
         }
     }
 
-    /// Wakes a producer that sleeps because it is as many bytes ahead as it may be when half of them are taken.
+    /// Counts bytes of blocks. A producer that has reached its read-ahead limit in bytes is woken after half of them
+    /// are taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -309,37 +308,36 @@ impl Consumer {
         }
     }
 
-    /// Whether something waits to be read: a unit of this stream, or what is left of earlier ones.
+    /// Returns whether a unit of this stream, or a leftover of an earlier one, is available.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Bytes that this side holds in leases.
+    /// Bytes in leases of this process.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
-    /// Whether leasing `len` more bytes would starve the producer, so that a buffer should be copied out instead.
+    /// Returns whether leasing another `len` bytes would starve the producer. The buffer should then be copied.
     ///
-    /// At most half of the arena, and of the blocks that it may be cut into, is ever leased: the rest stays for what is
-    /// in flight.
+    /// Leases use at most half of the arena and half of the possible blocks. The other half is for data in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Takes the next unit of the stream that is read in place of what `unit` was; false if none waits.
+    /// Replaces `unit` by the next unit of the current stream. Returns false if none is available.
     ///
-    /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they
-    /// are.
+    /// Units of earlier streams are dropped without decoding, and their blocks are returned. Units of later streams
+    /// stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
 
-    /// Takes the next unit of whatever stream in place of what `unit` was, and returns its stream: for who passes units
-    /// on. None if none waits.
+    /// Replaces `unit` by the next unit of any stream, and returns that stream. Returns None if no unit is available. A
+    /// carrier uses this to forward units.
     pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
         self.next::<true>(unit)
     }
@@ -349,7 +347,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller is about to sleep: the producer must not, for want of what was given back so far.
+                // The caller will sleep now. The producer must be able to use the space that was freed so far.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -393,8 +391,8 @@ impl Consumer {
         }
     }
 
-    /// Copies a unit out of the ring, its block table into `self.table` and its payload into `payload`, and checks all
-    /// of it. None for a pad.
+    /// Copies a unit out of the ring and verifies it: the block table into `self.table`, and the payload into
+    /// `payload`. Returns None for padding.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -405,11 +403,11 @@ impl Consumer {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (head & (capacity - 1));
         if !available.is_multiple_of(8) {
-            return Err(Corrupted("a producer's cursor stands inside a unit"));
+            return Err(Corrupted("a producer's cursor points into a unit"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (both are multiples of 8). Reads
-        // are volatile: the peer is another process.
+        // SAFETY: `available` bytes were published, and at least 8 of them are contiguous here because both are
+        // multiples of 8. Reads are volatile because another process writes this memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `First::read` has checked that a whole header is contiguous here.
@@ -422,8 +420,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: table and payload lie inside the contiguous unit, as `from_words` has checked; `reserve` made room.
-        // The copies are private, so what was checked and is decoded from them cannot change any more.
+        // SAFETY: `from_words` has checked that table and payload are inside the contiguous unit, and `reserve` made
+        // room. The copies are private, so the peer cannot change them after they are checked.
         unsafe {
             let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
@@ -442,7 +440,7 @@ impl Consumer {
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
-    /// An entry of the block table, checked: (offset, length).
+    /// Returns a verified entry of the block table, as offset and length.
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
         let len = bare_len(len);
@@ -452,7 +450,7 @@ impl Consumer {
                 return Err(Corrupted("a block lies outside the arena"));
             }
             if !offset.is_multiple_of(BLOCK_ALIGN) {
-                return Err(Corrupted("a block does not start where blocks do"));
+                return Err(Corrupted("a block is not aligned to a page"));
             }
         }
         Ok((offset, len))
@@ -477,7 +475,7 @@ impl Consumer {
         Ok(())
     }
 
-    /// Makes the buffers of a unit from its block table and the fragments that came before it.
+    /// Builds the buffers of a unit from its block table and the preceding fragments.
     fn take_buffers(&mut self, buffers: &mut Vec<Buffer>) -> Result<(), Corrupted> {
         let mut streamed = false;
         for index in 0..self.table.len() {
@@ -489,18 +487,17 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments belong to the unit behind them. If that has none, a producer gave up half-way and tells so by
-        // it.
+        // Fragments belong to the next unit. If that unit does not refer to them, the producer abandoned their unit.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
-            return Err(Corrupted("a unit refers to other fragments than those that came"));
+            return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }
         Ok(())
     }
 
-    /// The first `len` bytes that came in fragments.
+    /// Returns the next `len` bytes of the received fragments.
     fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
         let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
-        let len = len.ok_or(Corrupted("a unit refers to fragments that did not come"))?;
+        let len = len.ok_or(Corrupted("a unit refers to fragments that were not received"))?;
         if len == self.streamed.len() {
             return Ok(std::mem::take(&mut self.streamed));
         }
@@ -508,7 +505,7 @@ impl Consumer {
         Ok(std::mem::replace(&mut self.streamed, rest))
     }
 
-    /// Wakes the producer if it sleeps: space, blocks or a command wait for it.
+    /// Wakes the producer if it sleeps.
     pub fn ring(&self) {
         if self.peer.ring() {
             add(&self.flow.wakes, 1);

@@ -1,42 +1,42 @@
-//! The two cursors of a single-producer single-consumer ring.
+//! The two cursors of a single-producer, single-consumer ring.
 //!
-//! Positions count from the ring's birth and never wrap (a `u64` lasts for centuries); a position
-//! modulo the capacity is a place in the ring. Each side keeps its own cursor privately, writes it to
-//! shared memory for the other, and reads the other's only when what it remembers of it does not
-//! suffice: so an empty or a full ring costs a cache miss, and a flowing one does not.
+//! Positions count from the creation of the ring and never wrap, because a `u64` lasts for centuries. The index in the
+//! ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in shared
+//! memory. It reads the other cursor only if its cached copy is not sufficient. Therefore only an empty or a full ring
+//! causes a cache miss.
 //!
-//! In shared memory a cursor is a sealed word (see `check`): one that something else wrote over is noticed by whoever
-//! reads it, rather than taken for a ring that is shorter or emptier than it is.
+//! In shared memory, a cursor is a sealed word (see `seal`), so a stray write is detected by the reader instead of
+//! being taken for a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
 use crate::sync::primitive::{AtomicU64, Ordering};
 
-/// The shared word of a cursor at its ring's birth.
+/// The shared word of a cursor in a new ring.
 pub const BIRTH: u64 = seal(0);
 
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// Next position to write. This side is its only writer; the shared copy is never ahead of it.
+    /// Next position to write. The shared copy is never ahead of it.
     tail: u64,
-    /// The consumer's head as last seen; stale copies are too small, hence safe.
+    /// Cached head of the consumer. It can only be too small, which is safe.
     head: u64,
     capacity: u64,
 }
 
 impl ProducerCursor {
-    /// A cursor at the birth of a ring of `capacity` slots.
+    /// Creates a cursor for a new ring with `capacity` slots.
     pub fn new(capacity: u64) -> Self {
         Self { tail: 0, head: 0, capacity }
     }
 
-    /// Next position to write.
+    /// Returns the next position to write.
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Whether `wanted` slots are free.
+    /// Returns whether `wanted` slots are free.
     #[inline]
     pub fn has_room(&mut self, shared_head: &AtomicU64, wanted: u64) -> Result<bool, Corrupted> {
         if self.capacity - (self.tail - self.head) >= wanted {
@@ -46,22 +46,22 @@ impl ProducerCursor {
         Ok(self.capacity - (self.tail - self.head) >= wanted)
     }
 
-    /// Reads the consumer's cursor anew and returns it.
+    /// Reads the consumer's cursor and returns it.
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
-        // SYNC(release): pairs with ConsumerCursor::release; what lies before `head` was read to the end.
+        // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // One that went back is taken for one far ahead.
+        // A cursor that moved backward looks like one that is far ahead.
         let head = head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor left the ring"))?;
         self.head = head;
         Ok(head)
     }
 
-    /// Moves `by` slots on and shows them to the consumer.
+    /// Advances by `by` slots and publishes them to the consumer.
     #[inline]
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
-        // SYNC(publish): pairs with ConsumerCursor::available; what lies before `tail` is written.
+        // SYNC(publish): pairs with ConsumerCursor::available; all slots before `tail` are written.
         shared_tail.store(seal(self.tail), Ordering::Release);
     }
 }
@@ -69,25 +69,25 @@ impl ProducerCursor {
 /// The consumer's view of a ring.
 #[derive(Debug)]
 pub struct ConsumerCursor {
-    /// Next position to read. This side is its only writer.
+    /// Next position to read.
     head: u64,
-    /// The producer's tail as last seen; stale copies are too small, hence safe.
+    /// Cached tail of the producer. It can only be too small, which is safe.
     tail: u64,
     capacity: u64,
 }
 
 impl ConsumerCursor {
-    /// A cursor at the birth of a ring of `capacity` slots.
+    /// Creates a cursor for a new ring with `capacity` slots.
     pub fn new(capacity: u64) -> Self {
         Self { head: 0, tail: 0, capacity }
     }
 
-    /// Next position to read.
+    /// Returns the next position to read.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Slots that can be read.
+    /// Returns the number of slots that can be read.
     #[inline]
     pub fn available(&mut self, shared_tail: &AtomicU64) -> Result<u64, Corrupted> {
         if self.tail == self.head {
@@ -99,18 +99,18 @@ impl ConsumerCursor {
         Ok(self.tail - self.head)
     }
 
-    /// Moves `by` slots on and gives them back to the producer.
+    /// Advances by `by` slots and frees them for the producer.
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
-        // SYNC(release): pairs with ProducerCursor::refresh; reads of the slots happened before.
+        // SYNC(release): pairs with ProducerCursor::refresh; the slots were read before.
         shared_head.store(seal(self.head), Ordering::Release);
     }
 
-    /// Whether this side's own cursor still stands in shared memory as it was written.
+    /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// To be asked before sleeping: the producer looks at it only when its room runs out, and a look at whether
-    /// anything is pending, which compares the two cursors, would be wrong for ever.
+    /// Call it before sleeping. The producer reads this cursor only when it runs out of room, and a probe that compares
+    /// the two cursors would never notice the damage.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

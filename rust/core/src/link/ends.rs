@@ -1,4 +1,4 @@
-//! The shared memory of a link, of which each side takes its end, and what those see of it who hold neither.
+//! The shared memory of a link, its two ends, and the views of other processes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// How long attaching waits for the creator to finish.
+/// The time that attaching waits for the creator to finish.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shared memory of a link, before or after its ends are taken.
@@ -25,37 +25,37 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes a link. Sizes are rounded up to what the layout asks for.
+    /// Creates a link. Sizes are rounded up to those that the layout requires.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
 
-    /// Maps the link behind a descriptor received from its creator.
+    /// Maps a link from a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::attach_within(fd, ATTACH_TIMEOUT)
     }
 
-    /// Like [`Link::attach`], waiting at most `timeout` for the creator to finish.
+    /// Like [`Link::attach`], but waits at most `timeout` for the creator to finish.
     pub fn attach_within(fd: OwnedFd, timeout: Duration) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?, timeout)?) })
     }
 
-    /// The descriptor, to be passed to another process.
+    /// The descriptor, for passing to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.layout.region().fd()
     }
 
-    /// The memory that the link lies in.
+    /// The memory of the link.
     pub fn region(&self) -> &Region {
         self.layout.region()
     }
 
-    /// The sizes in force.
+    /// The actual sizes.
     pub fn config(&self) -> LinkConfig {
         self.layout.config
     }
 
-    /// Takes the producer's end, which rings `peer`, the consumer's process.
+    /// Takes the producer end. It rings `peer`, the bell of the consumer process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -63,7 +63,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer's end, which rings `peer`, the producer's process.
+    /// Takes the consumer end. It rings `peer`, the bell of the producer process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -71,82 +71,83 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another
-    /// process.
+    /// Takes the consumer end after a restart of the producer process. It replaces `earlier`, the end of the previous
+    /// link.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
         Ok(next)
     }
 
-    /// Whether some process has taken the consumer's end.
+    /// Returns whether a process has taken the consumer end.
     ///
-    /// Relaxed, as nothing else follows from it: who asks only wants to know whether that process came this far.
+    /// The load is relaxed because no other data depends on it.
     pub fn has_consumer(&self) -> bool {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// The memory of the link, for who carries units between two of them.
+    /// The memory of the link, for carriers.
     pub(super) fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// A look at whether units wait, for those who hold neither end.
+    /// Returns a view for checking whether units are pending without an end of the link.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// The producer's process's way to tell the consumer, behind `peer`, that it starves.
+    /// Returns a handle with which the producer process reports starvation to the consumer. `peer` is the bell of the
+    /// consumer.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Items and bytes that the producer has sent in all, unless it counts elsewhere.
+    /// Returns how many items and bytes the producer has sent, unless it counts elsewhere.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
     }
 }
 
-/// Tells whether units wait in a link.
+/// Checks the state of a link without an end of it.
 #[derive(Debug, Clone)]
 pub struct Probe {
     layout: Arc<Layout>,
 }
 
 impl Probe {
-    /// Whether the producer has published what the consumer has not taken yet.
+    /// Returns whether units are published that the consumer has not taken yet.
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Of equal positions the sealed words are equal. If one is damaged, the look that follows reports it.
+        // Equal positions have equal sealed words. If one is damaged, the reader reports it.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Whether what runs in `epoch` is in vain, as the producer has ordered a later one, or the end.
+    /// Returns whether `epoch` is obsolete because the producer has ordered a later one, or a stop.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
         let word = self.layout.header().order.load(Ordering::Acquire);
-        let order = open(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
+        let order = open(word).ok_or(Corrupted("the ordered epoch cannot be read"))?;
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// Returns the consumer's place when it had dealt with its last message; None if it has not dealt with `count` of
-    /// them. To be asked while no other message is on its way.
+    /// Returns the consumer's position at its last acknowledgement, or None if it has acknowledged fewer than `count`
+    /// messages. Only valid while no other message is in transit.
     pub fn obeyed_at(&self, count: u64) -> Result<Option<u64>, Corrupted> {
         let header = self.layout.header();
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
         let obeyed = open(header.acknowledged.load(Ordering::Acquire));
         let place = open(header.obeyed_at.load(Ordering::Relaxed));
         let (Some(obeyed), Some(place)) = (obeyed, place) else {
-            return Err(Corrupted("how far a message was obeyed cannot be read"));
+            return Err(Corrupted("the acknowledgement of a message cannot be read"));
         };
         Ok((obeyed >= count).then_some(place))
     }
 }
 
-/// Tells the consumer of a link that its producer cannot go on before somebody else does: it starves.
+/// Reports to the consumer of a link that its producer starves: it waits for another process.
 #[derive(Debug, Clone)]
 pub struct Announcer {
     layout: Arc<Layout>,
@@ -154,14 +155,14 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Says that the producer starves in `epoch`, and wakes the consumer.
+    /// Reports that the producer starves in `epoch`, and wakes the consumer.
     pub fn starve(&self, epoch: u32) {
-        // SYNC(starve): pairs with Consumer::starves; nothing but the word itself is read through it.
+        // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Says that it does not starve.
+    /// Reports that the producer does not starve.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

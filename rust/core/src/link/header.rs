@@ -3,12 +3,12 @@
 //! ```text
 //! 0          Header (one page)
 //! 4096       data ring      ring_capacity bytes, units of the producer
-//! …          return ring    return_capacity u64s, blocks given back by the consumer
+//! …          return ring    return_capacity u64s, blocks returned by the consumer
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! Everything is fixed-width and position-independent. The creator fills in the sizes and stores the version
-//! last; a process that attaches waits for it for a bounded time.
+//! Everything has a fixed width and is position-independent. The creator writes the sizes and stores the version last.
+//! A process that attaches waits for the version, up to a timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -26,21 +26,21 @@ use crate::stats::{Flow, FlowRef};
 
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// Changes whenever the layout of the header, of units or of the rings does.
+/// Must change with the layout of the header, the units or the rings.
 const VERSION: u32 = 8;
-/// Room for the header: one page, so that the rings start page-aligned.
+/// Space for the header: one page, so that the rings are page-aligned.
 const HEADER_LEN: usize = 4096;
-/// Blocks and the arena start at multiples of this.
+/// The alignment of blocks and of the arena.
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
 
-/// Sizes of the parts of a link.
+/// The sizes of the parts of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Bytes of the data ring; a power of two, at least 4096.
+    /// Bytes of the data ring. A power of two, at least 4096.
     pub ring_capacity: u64,
-    /// Entries of the return ring, which bounds how many blocks are out at a time; a power of two.
+    /// Entries of the return ring, and so the maximum number of allocated blocks. A power of two.
     pub return_capacity: u64,
-    /// Bytes of the arena: the most that blocks may take. Only what is used costs memory.
+    /// Bytes of the arena. Only used pages cost memory.
     pub arena_capacity: u64,
 }
 
@@ -51,7 +51,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Rounds the sizes up to what the layout asks for.
+    /// Rounds the sizes up to those that the layout requires.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -73,22 +73,22 @@ impl LinkConfig {
     }
 }
 
-/// A word without neighbours, so that the two sides do not slow each other down: processors fetch cache lines in pairs.
+/// A word in its own cache lines, so that the two sides do not slow each other down. Processors fetch cache lines in
+/// pairs.
 type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// Stray writes are noticed or harmless. The sizes are read once, checked against each other. The four
-/// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
-/// published and not read yet is `Corrupted` for the reader. `sent` and `received` are statistics, from which nothing
-/// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
-/// a producer that waits for memory sleep to the end of its slice, or a consumer ring in vain; `items_wanted` the same the
-/// other way round.
+/// Stray writes are either detected or harmless. The sizes are read once and checked against each other. The four
+/// cursors and the entries of the return ring are sealed, and units carry checksums, so the reader detects damage to
+/// published data. `sent` and `received` are only statistics. `producer_taken` and `consumer_taken` only reject a
+/// second user of an end. A damaged `blocks_wanted` or `items_wanted` causes one wake-up too many, or a sleep until the
+/// end of its time slice.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// Stored last, with Release; 0 until then.
+    /// Stored last, with Release. 0 until then.
     version: AtomicU32,
     /// 1 once a process has taken the producer's end.
     pub producer_taken: AtomicU32,
@@ -97,33 +97,34 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// Data ring, bytes ever written, sealed; written by the producer alone.
+    /// Data ring: total bytes written, sealed. Written only by the producer.
     pub tail: Word,
-    /// Data ring, bytes ever read, sealed; written by the consumer alone.
+    /// Data ring: total bytes read, sealed. Written only by the consumer.
     pub head: Word,
-    /// Return ring, entries ever written, sealed; written by the consumer alone.
+    /// Return ring: total entries written, sealed. Written only by the consumer.
     pub return_tail: Word,
-    /// Return ring, entries ever read, sealed; written by the producer alone.
+    /// Return ring: total entries read, sealed. Written only by the producer.
     pub return_head: Word,
-    /// The consumer's wish (see `protocol::Grant`); written by the consumer alone.
+    /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
-    /// Raised while the producer waits for blocks to come back; written by the producer alone.
+    /// Raised while the producer waits for returned blocks. Written only by the producer.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer waits for somebody else, 0 while it does not; written by the producer's process.
+    /// The epoch in which the producer waits for another process, otherwise 0. Written by the producer process.
     pub starving: Word,
-    /// The latest epoch that the producer, main, has ordered on a control link; written by the producer alone.
+    /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
     pub order: Word,
-    /// Messages that the consumer has dealt with; written by the consumer alone.
+    /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// Where the consumer was when it had dealt with the last of them; written by the consumer alone, before it.
+    /// The consumer's position at the last acknowledgement. Written only by the consumer, before `acknowledged`.
     pub obeyed_at: Word,
-    /// Whether items are worth a ring: lowered while the consumer waits for other links alone; written by it alone.
+    /// Whether items should ring the bell. Lowered while the consumer only waits for other links. Written only by the
+    /// consumer.
     pub items_wanted: CachePadded<Wanted>,
-    /// Bytes of blocks that the producer may be ahead (see `protocol::Ahead`), sealed; written by the consumer alone.
+    /// Bytes of blocks that the producer may be ahead (see `protocol::Ahead`), sealed. Written only by the consumer.
     pub ahead: Word,
-    /// Statistics of the producer, who alone writes them, unless they are kept elsewhere (see [`crate::stats::Board`]).
+    /// Statistics of the producer, unless they are kept elsewhere (see [`crate::stats::Board`]).
     pub sent: CachePadded<Flow>,
-    /// Those of the consumer.
+    /// Statistics of the consumer.
     pub received: CachePadded<Flow>,
 }
 
@@ -149,20 +150,20 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the
+/// The entry at `position` of a return ring for the block at `offset`: its page, and a check value of page and
 /// position.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// The block that an entry gives back, or None if the entry is damaged or was left there by an earlier lap.
+/// The offset of the block in an entry, or None if the entry is damaged or older than this lap.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
 }
 
-/// A region that was laid out as a link and checked.
+/// A region whose layout was checked.
 #[derive(Debug)]
 pub(crate) struct Layout {
     region: Region,
@@ -188,8 +189,7 @@ impl Layout {
         }
         header.items_wanted.raise();
         header.ahead.store(seal(Ahead::LEAST), Ordering::Relaxed);
-        // SYNC(version): pairs with `attach`; a process that sees the version sees the sizes, the cursors and the
-        // words.
+        // SYNC(version): pairs with `attach`; a process that reads the version also sees the sizes, cursors and words.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }
@@ -232,50 +232,50 @@ impl Layout {
     }
 
     pub fn header(&self) -> &Header {
-        // SAFETY: the region is at least a header long, page-aligned and mapped as long as `self` lives; every bit
-        // pattern is a valid header and all access to it is atomic.
+        // SAFETY: the region is at least as long as a header, page-aligned, and mapped as long as `self` exists. Every
+        // bit pattern is a valid header, and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Where the producer (or else the consumer) counts as long as nobody has told it otherwise.
+    /// The default counters of the producer, or of the consumer if `sent` is false.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
-        // SAFETY: it lies in the region, which stays mapped as long as this layout.
+        // SAFETY: the counters are in the region, which stays mapped as long as this layout exists.
         unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
-    /// Pointer to byte `position` (taken modulo the capacity) of the data ring.
+    /// Pointer to the byte at `position` of the data ring, modulo its capacity.
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
-        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, inside the region by its checked layout.
+        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and the layout was checked to be inside the region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
-    /// Entry `position` (taken modulo the capacity) of the return ring: see [`return_entry`].
+    /// The entry at `position` of the return ring, modulo its capacity. See [`return_entry`].
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
-        // SAFETY: inside the region by its checked layout, a multiple of 8, and accessed only as an atomic.
+        // SAFETY: inside the region, because the layout was checked; a multiple of 8; and only accessed as an atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Makes sure that a part of the arena can be touched; false if there is no room for it.
+    /// Allocates memory for a part of the arena. Returns false if the system has no room.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Gives the pages of a part of the arena back; false if that cannot be done.
+    /// Returns the pages of a part of the arena to the system. Returns false if that fails.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Pointer to byte `offset` of the arena.
+    /// Pointer to the byte at `offset` of the arena.
     ///
     /// # Panics
-    /// If the offset lies outside the arena: callers check first.
+    /// If the offset is outside the arena. Callers check it first.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.config.arena_capacity, "offset outside the arena");
-        // SAFETY: just checked, and the arena lies inside the region.
+        // SAFETY: the offset was just checked, and the arena is inside the region.
         unsafe { self.region.as_mut_ptr().add((self.config.arena_offset() + offset) as usize) }
     }
 }

@@ -1,37 +1,37 @@
-//! The chunks of an arena that were not used for a while: their free pages go back to the system.
+//! Finds chunks of an arena that have been unused for a while, so that their free pages can be returned to the system.
 //!
-//! Runs in the producer, under the arena's lock. The arena is looked at in chunks. A chunk is *touched* by every block
-//! that is taken from it or freed in it, and *idle* once a whole period has passed without that. The chunks of a steady
-//! state are touched all the time, so that their pages stay; those of one large item go back a few seconds after it.
-//! The price of being wrong is bounded: pages that go back and are wanted again were idle for a period at least.
+//! This runs in the producer, under the lock of the arena. A block that is allocated or freed *touches* its chunks. A
+//! chunk is *idle* after a whole period without a touch. In a steady state, chunks are touched all the time, so their
+//! pages stay. The pages of one large item are returned a few seconds later. The cost of a wrong decision is bounded,
+//! because pages that are returned and needed again were idle for at least one period.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Bytes of a chunk: a huge page if the system has them.
+/// Bytes of a chunk, the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// Shortest time for which a chunk is idle before its pages go back; twice that is the longest.
+/// The time for which a chunk must be idle. Pages are returned after one to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// The time of each chunk's last touch, by periods.
+/// The last touch of each chunk.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// By chunk: the period of its last touch, or None if it has no free pages that could go back. Chunks behind the
-    /// last one have never been touched.
+    /// By chunk: the period of its last touch, or None if it has no free pages to return. Chunks beyond the end were
+    /// never touched.
     touched: Vec<Option<u64>>,
-    /// Chunks that are Some.
+    /// The number of entries that are Some.
     known: usize,
     period: u64,
     began: Instant,
 }
 
 impl IdleChunks {
-    /// The chunks of an arena that nobody has used; `now` begins the first period.
+    /// Creates the record of an unused arena. The first period begins at `now`.
     pub fn new(now: Instant) -> Self {
         Self { touched: Vec::new(), known: 0, period: 0, began: now }
     }
 
-    /// Notes that `len` bytes at `offset` were taken or freed.
+    /// Records that `len` bytes at `offset` were allocated or freed.
     pub fn touch(&mut self, offset: u64, len: u64) {
         let chunks = (offset / CHUNK) as usize..(offset + len).div_ceil(CHUNK) as usize;
         if self.touched.len() < chunks.end {
@@ -43,17 +43,17 @@ impl IdleChunks {
         }
     }
 
-    /// Whether there is nothing that could go back, now or later.
+    /// Returns whether no chunk can become idle.
     pub fn is_empty(&self) -> bool {
         self.known == 0
     }
 
-    /// Returns the parts that have become idle, in order and merged, once each. The caller gives their free pages back.
+    /// Returns the ranges that have become idle, ordered and merged, each once. The caller returns their free pages.
     pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // A producer that did not ask for many periods touched nothing in between.
+        // If several periods have passed since the last call, no chunk was touched in between.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

@@ -1,6 +1,6 @@
-//! Leases: blocks of a producer's arena in the consumer's hands, and their way back.
+//! Leases: blocks of a producer's arena that the consumer uses, and how they are returned.
 //!
-//! Runs in the process that the items are for. A lease may be dropped on any thread.
+//! Leases exist in the process that receives the items. They can be dropped on any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,25 +11,24 @@ use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
 
-/// The part that leases need to give their blocks back.
+/// The state that leases share to return their blocks.
 #[derive(Debug)]
 pub(super) struct Returns {
     layout: Arc<Layout>,
     queue: Mutex<Queue>,
     peer: BellRef,
-    /// Bytes and number of the leases.
+    /// Total bytes and number of the leases.
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The process that holds the leases; a forked child must not give them back.
+    /// The process that holds the leases. A forked child must not return them.
     generation: u64,
 }
 
-/// Blocks on their way back.
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks that found the return ring full. That takes a producer that sends one block many times: it never has
-    /// more different blocks out than the ring has entries.
+    /// Blocks for which the return ring had no room. This only happens if a producer sends one block many times,
+    /// because the ring has an entry for every allocated block.
     overflow: Vec<u64>,
 }
 
@@ -46,12 +45,10 @@ impl Returns {
         }
     }
 
-    /// Bytes of the leases that are out.
     pub(super) fn bytes(&self) -> u64 {
         self.leased.load(Ordering::Relaxed)
     }
 
-    /// How many are out.
     pub(super) fn count(&self) -> u64 {
         self.leases.load(Ordering::Relaxed)
     }
@@ -70,7 +67,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If memory is corrupted the blocks stay here; the next read of the producer's side reports it.
+        // If the ring is corrupted, the blocks stay here. The next read reports the corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -79,14 +76,14 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // A producer that makes the next item, or waits for leave to, has no use for a wake-up by each array that dies.
+        // A producer that computes an item, or waits for a grant, need not be woken for each array that is deleted.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
     }
 }
 
-/// A hold on a block of the producer's arena. The block goes back when the lease is dropped, on any thread.
+/// The right to use a block of the producer's arena. The block is returned when the lease is dropped, on any thread.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,
@@ -95,31 +92,30 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Start of the block; page-aligned, readable and writable for `len` bytes as long as the lease lives.
+    /// Start of the block: page-aligned, readable and writable for `len` bytes until the lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
 
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more
-    /// than once.
+    /// Copies the bytes into memory that the producer cannot change, because decoding reads some bytes more than once.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;
         Ok(copy)
     }
 
-    /// The same, in place of what the vector holds.
+    /// Like `private_copy`, but reuses the vector.
     pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
-        // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will
-        // do. A producer that breaks the rules and writes meanwhile makes wrong bytes: the copy itself decides nothing by
-        // them.
+        // SAFETY: the memory of the lease is valid for its length, the vector has room for it, and all byte values are
+        // valid. A faulty producer that writes at the same time only causes wrong bytes, which the copy does not
+        // interpret.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
@@ -127,7 +123,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Whether the buffer has no bytes.
+    /// Returns whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,4 +1,5 @@
-//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer.
+//! A link from one producer to one consumer: a ring of units, an arena for large buffers, and a ring of returned
+//! blocks.
 
 pub mod cursor;
 

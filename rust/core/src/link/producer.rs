@@ -1,7 +1,7 @@
-//! The producer's end of a link.
+//! The producer end of a link.
 //!
-//! Runs in the process whose pipe yields the items. A unit becomes visible by one store; a producer that is killed
-//! before it exposes nothing, and what it had allocated is nobody's concern any more.
+//! It runs in the process that computes the items. One store makes a unit visible. If a producer is killed before that
+//! store, the consumer sees nothing of the unit, and the allocated blocks are lost with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
-/// Items that are worth waking a sleeping consumer for.
+/// The number of items for which a sleeping consumer is woken.
 const WAKE_BATCH: u32 = 64;
 
-/// Fewest and most items after which the arena is looked at, if it holds anything that could go back: looks that
-/// follow each other within less than `TIDY_NEAR` become fewer.
+/// The minimum and maximum number of items between two calls of `tidy`. If two calls are less than `TIDY_NEAR` apart,
+/// the number increases.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
-/// One buffer of a unit: where its bytes are.
+/// The location of a buffer.
 #[derive(Debug)]
 pub enum Part {
     /// In a block of this link's arena.
     Block(Arc<Block>),
-    /// Sent ahead in fragments; the length in bytes, as [`sampled_len`] gives it.
+    /// Sent before the unit, in fragments. The value is the length as returned by [`sampled_len`].
     Streamed(u64),
 }
 
@@ -46,12 +46,12 @@ impl Part {
     }
 }
 
-/// Whether a step could be taken.
+/// The result of an attempt to push a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
-    /// Done.
+    /// The unit was pushed.
     Done,
-    /// The ring is full: wait until [`Producer::writable`] says otherwise.
+    /// The ring is full: wait until [`Producer::writable`] returns true.
     Full,
 }
 
@@ -62,7 +62,7 @@ struct Strand {
     owed: u64,
 }
 
-/// The producer's end.
+/// The producer end.
 #[derive(Debug)]
 pub struct Producer {
     layout: Arc<Layout>,
@@ -70,12 +70,11 @@ pub struct Producer {
     peer: BellRef,
     cursor: ProducerCursor,
     wake: WakePolicy,
-    /// Ring position behind the last unit with blocks.
+    /// Ring position after the last unit with blocks.
     last_blocks: u64,
-    /// Runs of items of this stream with blocks that the consumer had not taken when this was last looked at: their ends
-    /// in the ring, and the bytes of their blocks.
+    /// Groups of items with blocks, in this stream, that the consumer had not taken at the last check: the ring
+    /// position after each group, and the bytes of its blocks.
     ahead: VecDeque<(u64, u64)>,
-    /// The sum of these bytes.
     ahead_bytes: u64,
     sending: Sending,
     /// Items that went out in the current shard in this epoch, or pass, by earlier runs of it, too.
@@ -86,12 +85,10 @@ pub struct Producer {
     shards: Vec<Strand>,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
-    /// When the arena is looked at next.
+    /// Decides when the arena is checked for idle pages.
     clock: SampledClock,
-    /// Totals.
     items: u64,
     bytes: u64,
-    /// Where they and other statistics are mirrored.
     flow: FlowRef,
 }
 
@@ -119,7 +116,7 @@ impl Producer {
         }
     }
 
-    /// Counts there from now on, and goes on from what is there.
+    /// Continues the counters in `flow` from now on.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -128,17 +125,17 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// Where this end counts.
+    /// The counters of this end.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
 
-    /// The arena from which blocks for this link are taken.
+    /// The arena for blocks of this link.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Longest inline payload; longer ones go into a block or in fragments.
+    /// Maximum length of an inline payload. A longer payload is sent in a block or in fragments.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
@@ -163,14 +160,14 @@ impl Producer {
         }
     }
 
-    /// Begins a stream: units carry it, and its items are counted from zero.
+    /// Begins a stream. Its items are counted from zero.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
         self.shards.fill(Strand::default());
-        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // what is left of an earlier stream holds nothing up
+        (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of an earlier stream do not limit this one
         self.give_up();
-        // If a command interrupted the wait for blocks.
+        // Needed if a command interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -210,8 +207,7 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives
-    /// them.
+    /// Counts a recomputed item. `table` contains the lengths of its buffers as returned by [`sampled_len`].
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -220,13 +216,13 @@ impl Producer {
             before = before.words(0, len);
             digest.buffer(len);
         }
-        // SAFETY: the copy has room for the payload, padded.
+        // SAFETY: the copy has room for the payload and its padding.
         let after = unsafe { before.copy::<false>(payload.as_ptr(), copy.as_mut_ptr(), payload.len()) };
         self.count(kind, digest.finish(after.since(before), payload.len()));
         self.sending.made_again();
     }
 
-    /// Counts an item that went nowhere, as nobody wants it.
+    /// Counts an item that was not sent because the consumer does not want it.
     pub fn skip(&mut self) {
         self.account.count(0);
     }
@@ -239,20 +235,20 @@ impl Producer {
     fn header(&self, kind: u16, blocks: usize, payload: usize) -> UnitHeader {
         UnitHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
             .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
-            .expect("callers keep to what `fits` allows")
+            .expect("callers check `fits` first")
     }
 
-    /// Gives up the unit of which fragments were pushed, if there is one: those to come belong to another.
+    /// Abandons the unit for which fragments were pushed, if any.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
 
-    /// The stream that units carry.
+    /// The current stream.
     pub fn stream(&self) -> Stream {
         self.sending.stream()
     }
 
-    /// Whether the consumer wants one more item of this stream.
+    /// Returns whether the consumer wants another item of this stream.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
         if self.ahead_bytes < Ahead::LEAST && self.sending.has_credit() {
@@ -261,20 +257,20 @@ impl Producer {
         self.permit_by_word()
     }
 
-    /// The same by the consumer's word, which is not read for each item.
+    /// Like `permit`, but reads the shared word of the consumer.
     fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);
         }
-        // SYNC(grant): pairs with Consumer::grant; nothing but the word itself is read through it.
+        // SYNC(grant): pairs with Consumer::grant; no other data is read through this word.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         let permit = if far_ahead { self.sending.permit_far_ahead(word) } else { self.sending.permit(word) };
-        permit.ok_or(Corrupted("what a consumer wants cannot be read"))
+        permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Notes that so many bytes of blocks are on their way. Items of few bytes are noted as one, which is taken when its
-    /// last item is: nothing grows with their number.
+    /// Records that `bytes` bytes of blocks are in flight. Small items are grouped, so that the list does not grow with
+    /// their number. A group counts as taken when its last item is taken.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -285,12 +281,12 @@ impl Producer {
         }
     }
 
-    /// Whether as many bytes of blocks are on their way as the consumer allows.
+    /// Returns whether the limit for bytes of blocks in flight is reached.
     #[cold]
     fn is_far_ahead(&mut self) -> Result<bool, Corrupted> {
         let header = self.layout.header();
         let allowed = open(header.ahead.load(Ordering::Relaxed));
-        let allowed = allowed.ok_or(Corrupted("how far a producer may be ahead cannot be read"))?;
+        let allowed = allowed.ok_or(Corrupted("the read-ahead limit of a producer cannot be read"))?;
         let head = self.cursor.refresh(&header.head)?;
         while let Some(&(end, bytes)) = self.ahead.front()
             && end <= head
@@ -301,48 +297,48 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Where the consumer is.
+    /// Returns the position of the consumer.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
-        self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
+        self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control
-    /// links.
+    /// Publishes that an epoch or a stop is ordered, before the command itself is sent (see
+    /// `protocol::Command::order`). Only for control links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
     }
 
-    /// How many messages the consumer has dealt with.
+    /// Returns how many messages the consumer has acknowledged.
     pub fn acknowledged(&self) -> Result<u64, Corrupted> {
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
         let word = self.layout.header().acknowledged.load(Ordering::Acquire);
-        open(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
+        open(word).ok_or(Corrupted("the number of acknowledged messages cannot be read"))
     }
 
-    /// Takes a block of `len` bytes, or None if the arena has no room.
+    /// Allocates a block of `len` bytes. Returns None if the arena has no room.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
         self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
     }
 
-    /// Whether blocks are on their way that the consumer has not taken yet: waiting may bring them back.
+    /// Returns whether blocks are in flight that the consumer has not taken yet, so that waiting can free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
     }
 
-    /// Whether a unit with `blocks` buffers and `payload` bytes inline can ever be pushed, be it into an empty ring.
+    /// Returns whether a unit with `blocks` buffers and `payload` inline bytes fits into an empty ring.
     pub fn fits(&self, blocks: usize, payload: usize) -> bool {
         UnitHeader::new(0, 0, 0, blocks, payload)
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
+    /// Returns true if a failed allocation may succeed now, or if waiting for memory is useless.
     ///
-    /// As long as it says no, the consumer rings for every block that it gives back.
+    /// While the result is false, the consumer rings for every block that it returns.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -352,25 +348,26 @@ impl Producer {
         Ok(worth)
     }
 
-    /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
+    /// Returns whether a unit with `blocks` buffers and `payload` inline bytes can be pushed now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
-    /// Bytes that a unit of `total` bytes takes at the current place, the pad before it included.
+    /// Returns the bytes that a unit of `total` bytes needs at the current position, including padding.
     fn needed(&self, total: u64) -> u64 {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (self.cursor.tail() & (capacity - 1));
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item: it counts towards what the consumer allows, and its wake-up may be put off.
+    /// Pushes an item. The item counts toward the grant, and the wake-up of the consumer may be delayed.
     ///
     /// # Panics
-    /// Like the other pushes, if the unit is longer than [`Producer::fits`] allows or a block is of another arena.
+    /// Like the other push methods: if the unit is longer than [`Producer::fits`] allows, or if a block is from another
+    /// arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // For a producer that never waits, and so is never idle.
+        // A producer that never waits calls `tidy` here.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -396,7 +393,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes anything else and wakes the consumer at once.
+    /// Pushes a unit that is not an item, and wakes the consumer at once.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -404,7 +401,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes anything else behind which more comes at once: its wake-up may be put off, as that of an item.
+    /// Pushes a unit that is not an item and that is followed by more units. The wake-up of the consumer may be
+    /// delayed.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -416,9 +414,9 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that nobody waits for, if there is room at once; returns whether there was.
+    /// Pushes an optional unit if there is room at once, and returns whether it was pushed.
     ///
-    /// Behind a unit that is whole, that is, not between fragments and theirs.
+    /// It never splits a unit from its fragments.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -426,7 +424,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes one fragment of a buffer that fits no block; the unit that refers to it follows.
+    /// Pushes one fragment of a buffer that does not fit into the arena. The unit that refers to it follows.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -436,21 +434,21 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes the consumer if it sleeps for items of this link: no more come for now.
+    /// Wakes the consumer if it waits for items of this link, because no more items follow for now.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
         }
     }
 
-    /// Wakes the consumer if it sleeps, whatever it sleeps for.
+    /// Wakes the consumer if it sleeps for any reason.
     fn ring(&mut self) {
         if self.wake.ring(&self.peer) {
             add(&self.flow.wakes, 1);
         }
     }
 
-    /// Also gives what tells the unit from others, wherever it lies.
+    /// Writes and publishes a unit. Also returns its digest.
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
         let unit = self.header(kind, parts.len(), payload.len());
@@ -472,8 +470,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: `needed` bytes from the tail are free by the cursor's check, `total` of them are contiguous at
-        // `place`, and this side is the only writer of free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor's check ensures that `needed` bytes after the tail are free; `total` of them are
+        // contiguous at `place`; and only this side writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
@@ -502,14 +500,15 @@ impl Producer {
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 
-    /// Skips the `total` bytes from the tail to the ring's end.
+    /// Writes padding of `total` bytes, from the tail to the end of the ring.
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes lie between the tail and the ring's end, both multiples of 8.
+        // SAFETY: at least 8 free, contiguous bytes are between the tail and the end of the ring, because both are
+        // multiples of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 
-    /// Bytes of the largest fragment.
+    /// Maximum length of a fragment in bytes.
     pub fn fragment_len(&self) -> usize {
         self.max_inline()
     }

@@ -1,42 +1,41 @@
-//! The form of a unit, which crosses a link, in its ring.
+//! The format of a unit in the ring of a link.
 //!
-//! A *unit* is an item, an end, an error, a message, or a fragment of something too large for the arena. In the ring it
-//! is a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; if a unit
-//! does not fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of
-//! its position.
+//! A *unit* is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. In the
+//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. It is contiguous and padded to 8
+//! bytes. If it does not fit before the end of the ring, padding of one word skips the remaining bytes. The checksum
+//! covers all parts and the position of the unit.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
-/// Kind of a unit that carries a piece of a buffer that fits no block.
+/// Kind of a unit that contains a fragment of a buffer.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// Kind of the first of such units: fragments before it belong to a unit that was given up.
+/// Kind of the first fragment for a unit. Preceding fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
-/// Highest kind that users may give.
+/// Highest kind that users of the link may set.
 pub const LAST_USER_KIND: u16 = u16::MAX - 2;
 
-/// Set in the kind of an item whose bytes may differ from run to run although the item is the same: pickles do.
+/// Set in the kind of an item whose bytes may differ between runs although the item is the same, for example a pickle.
 pub const OPAQUE: u16 = 0x200;
 
-/// Bits of a buffer's length in the block table; above them stands its sample.
+/// Bits of a buffer's length in the block table. The upper bits contain the sample.
 const LEN_BITS: u32 = 48;
 
-/// The length of a buffer as it stands in the block table, with a sample of its bytes.
+/// Returns the length of a buffer in the format of the block table, which includes a sample of its bytes.
 ///
 /// # Safety
-/// `data` is readable for `len` bytes.
+/// `data` must be readable for `len` bytes.
 pub unsafe fn sampled_len(data: *const u8, len: usize) -> u64 {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     len as u64 | unsafe { sample(data, len) } << LEN_BITS
 }
 
-/// The length alone.
 #[inline]
 pub(crate) fn bare_len(sampled: u64) -> u64 {
     sampled & ((1 << LEN_BITS) - 1)
 }
 
-/// Start of every unit in the ring; words as the machine has them, both sides being one machine.
+/// Start of every unit in the ring. The byte order is that of the machine, because both sides run on one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
     /// Bytes from this header to the next one.
@@ -46,7 +45,7 @@ pub(crate) struct UnitHeader {
     /// The shard that the unit is of, counted in the process that sends it.
     pub shard: u16,
     pub kind: u16,
-    /// Entries of the block table, 16 bytes each: offset and length.
+    /// Entries of the block table. Each has 16 bytes: offset and length.
     pub blocks: u16,
     pub epoch: u64,
 }
@@ -54,29 +53,28 @@ pub(crate) struct UnitHeader {
 /// Three words: total and checksum; padding, shard, kind and blocks; epoch. The length of the payload is the total without
 /// the header, the block table and the padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
-/// Length of the block table's entries.
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// Set in the total, which is a multiple of 8, of a pad.
+/// Set in the total length of padding. Lengths are multiples of 8.
 const PAD: u32 = 1;
 
-/// The meaning of the first word at a unit's place.
+/// The meaning of the first word of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
-    /// The ring's end is to be skipped; checked.
+    /// Verified padding up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes; not checked beyond that there are so many.
+    /// A unit of `total` bytes. Only its length is verified.
     Unit { total: u32, check: u32 },
 }
 
 impl First {
-    /// The word that skips `total` bytes from `position` to the ring's end.
+    /// The word that marks `total` bytes of padding, from `position` to the end of the ring.
     pub fn pad(position: u64, total: u64) -> u64 {
         let total = total as u32 | PAD;
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word of what begins at `position`, `available` bytes before the end of what was published and
-    /// `until_wrap` before the ring's.
+    /// Reads the first word at `position`. `available` bytes are published from there, and `until_wrap` bytes remain
+    /// before the end of the ring.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);
@@ -85,7 +83,7 @@ impl First {
             return Ok(Self::Pad);
         }
         if !len.is_multiple_of(8) || len < UNIT_HEADER || len > available || len > until_wrap || total & PAD != 0 {
-            return Err(Corrupted("a unit does not fit what was published"));
+            return Err(Corrupted("a unit is longer than the published data"));
         }
         Ok(Self::Unit { total, check })
     }
@@ -100,7 +98,7 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl UnitHeader {
-    /// Length of a unit, or None if it is beyond what `u32` and `u16` can say.
+    /// Creates a header. Returns None if a length does not fit its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
@@ -119,7 +117,7 @@ impl UnitHeader {
         UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
     }
 
-    /// The header's three words, with the checksum `check`.
+    /// Returns the three words of the header, with the checksum `check`.
     #[inline]
     pub fn words(self, check: u32) -> [u64; 3] {
         let padding = u64::from(self.total).wrapping_sub(self.content()) as u32 & 7;
@@ -127,13 +125,13 @@ impl UnitHeader {
         [word(self.total, check), word(padding | u32::from(self.shard) << 16, what), self.epoch]
     }
 
-    /// The header of a unit of `total` bytes, out of its other two words.
+    /// Reads a header of a unit of `total` bytes from the second and third word.
     #[inline]
     pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
         let [padding, shard, kind, blocks] = [0, 16, 32, 48].map(|bits| (sizes >> bits) as u16);
         let around = UNIT_HEADER + BLOCK_ENTRY * u64::from(blocks) + u64::from(padding);
         let payload = u64::from(total).checked_sub(around).filter(|_| padding < 8);
-        let payload = payload.ok_or(Corrupted("a unit is not as long as it says"))?;
+        let payload = payload.ok_or(Corrupted("the length of a unit does not match its parts"))?;
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 

@@ -1,42 +1,42 @@
-//! When a producer wakes a consumer that sleeps.
+//! Decides when a producer wakes a sleeping consumer.
 //!
-//! With small items a consumer that is woken for each one sleeps again at once, and the stream falls
-//! to the speed of the scheduler. So a sleeping consumer is woken when a batch waits for it, when the
-//! oldest item has waited for some tens of microseconds, or at once if the producer is slow anyway.
-//! Items are visible as soon as they are published; only the wake-up is put off, and what is put off
-//! for too long (a producer that was fast turns slow) is found by the consumer's own short first sleeps.
+//! If a consumer is woken for each small item, it goes to sleep again at once, and the throughput drops to the speed of
+//! the scheduler. Therefore a sleeping consumer is woken when a batch of items is pending, when the oldest item has
+//! been pending for some tens of microseconds, or at once if the producer is slow. Items are visible as soon as they
+//! are published; only the wake-up is delayed. The first sleeps of a consumer are short, so it finds items if a fast
+//! producer becomes slow and the wake-up is late.
 //!
-//! A consumer that reads many links in turn sleeps for one of them. Items of the others do not wake it.
+//! A consumer that reads several links in turn sleeps for one of them. Items of the other links do not wake it.
 
 use std::time::{Duration, Instant};
 
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// Longest that a waiting item is held back, and the gap from which a producer counts as slow.
+/// The maximum delay of an item, and the interval between items from which a producer counts as slow.
 const PATIENCE: Duration = Duration::from_micros(50);
 
-/// Decides, for one producer, when its consumer is woken.
+/// The wake-up decisions of one producer.
 #[derive(Debug)]
 pub struct WakePolicy {
-    /// Items published since the consumer was last known to be awake.
+    /// Items published since the consumer was last seen awake.
     waiting: u32,
-    /// Items that are worth a wake-up.
+    /// The number of items for which the consumer is woken.
     batch: u32,
     /// When the previous item was published to a sleeping consumer.
     last: Option<Instant>,
-    /// When the oldest of the waiting items was published.
+    /// When the oldest pending item was published.
     oldest: Option<Instant>,
 }
 
 impl WakePolicy {
-    /// Wakes after `batch` items at the latest.
+    /// Wakes the consumer after at most `batch` items.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// To be called after each published item; whether somebody was woken. `wanted` tells whether a sleeper waits for
-    /// items of this producer.
+    /// Call after each published item. Returns whether the consumer was woken. `wanted` is raised if the consumer
+    /// sleeps for items of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -58,12 +58,13 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes the consumer if it sleeps for items of this producer, and tells whether it did: no more come for now.
+    /// Wakes the consumer if it sleeps for items of this producer, because no more items follow for now. Returns
+    /// whether it was woken.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes the consumer if it sleeps, and tells whether it did.
+    /// Wakes the consumer if it sleeps. Returns whether it was woken.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

@@ -1,4 +1,4 @@
-//! The choice of the system's implementation, once for each process.
+//! Chooses the implementation of [`System`], once per process.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -7,21 +7,22 @@ use super::linux::{self, Linux};
 use super::portable::Portable;
 use super::system::System;
 
-/// The implementations that can serve a process.
+/// The available implementations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Choice {
     /// Memory files, futexes and process descriptors, which only Linux has.
     Linux = 1,
-    /// The fallback, as `TORCHDATA_PORTABLE=1` in the environment asks, and off Linux.
+    /// The fallback, because the environment sets `TORCHDATA_PORTABLE=1`, or because this is not Linux.
     Portable = 2,
-    /// The fallback, because this Linux lacks something: it is old, or a filter of system calls forbids it.
+    /// The fallback, because this Linux lacks a feature: the kernel is old, or a system call filter forbids a call.
     Lacking = 3,
 }
 
-/// Returns the implementation that serves this process. Children ask for themselves, and find the same.
+/// Returns the implementation for this process. Children choose again, with the same result.
 pub fn choice() -> Choice {
-    /// 0 until somebody has asked. Without a lock, which a fork might copy while it is held: all who ask find the same.
+    /// 0 until the first call. An atomic instead of a lock, because a fork may copy a held lock. Concurrent callers
+    /// find the same result.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     match CHOICE.load(Relaxed) {
         1 => Choice::Linux,
@@ -46,12 +47,11 @@ fn choose() -> Choice {
     Choice::Linux
 }
 
-/// Returns whether the portable fallback serves this process.
+/// Returns whether this process uses the portable fallback.
 pub fn portable() -> bool {
     choice() != Choice::Linux
 }
 
-/// Returns the system that serves this process.
 pub(super) fn system() -> &'static dyn System {
     #[cfg(target_os = "linux")]
     if !portable() {

@@ -1,43 +1,42 @@
-//! Doorbells: one word per process on which it sleeps, and which others ring.
+//! Doorbells: a process sleeps on its bell until another process rings it.
 //!
-//! Why no wake-up is lost. A sleeper (1) reads the word, (2) counts itself in, (3) fences, (4) looks once more whether
-//! there is something to do, and only then sleeps as long as the word is unchanged. A ringer (1) has published its
-//! change, (2) fences, (3) looks at the count. The two fences are totally ordered: if the sleeper's comes first, the
-//! ringer sees the count and changes the word; if the ringer's comes first, the sleeper's look sees the change. A ring
-//! between the sleeper's look and its sleep changes the word, so that the sleep returns at once.
+//! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
+//! (4) checks once more whether there is work, and then sleeps while the word is unchanged. A ringer (1) publishes its
+//! change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the sleeper's fence is
+//! first, the ringer sees the count and changes the word. If the ringer's fence is first, the sleeper's check sees the
+//! change. A ring between the check and the sleep changes the word, so the sleep returns at once.
 //!
-//! Several threads of a process may sleep on its bell, each for something else. A ringer claims all that are counted
-//! and wakes them all, so that ringing again before they run costs nothing. A sleeper that wakes up by itself counts
-//! itself out, unless a ringer has claimed it meanwhile, which the generation beside the count tells.
+//! Several threads of a process may sleep on its bell for different reasons. A ringer claims and wakes all of them, so
+//! that ringing again before they run is cheap. A sleeper that wakes up by itself decrements the count, unless a ringer
+//! has claimed it. The generation next to the count shows this.
 //!
-//! If something else writes over a bell, a sleeper may sleep to the end of its slice and a ringer may ring in vain;
-//! the next claim puts the count right.
+//! If a stray write damages a bell, a sleeper may sleep until its timeout and a ringer may ring without need. The next
+//! claim repairs the count.
 
 use std::time::Duration;
 
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// How a thread sleeps on a word until it changes.
+/// Puts threads to sleep on a word, and wakes them.
 pub trait Parker {
-    /// Sleeps while `word` is `seen`, at most for `timeout`; may return early.
+    /// Sleeps while `word` equals `seen`, for at most `timeout`. May return early.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
-    /// Wakes all who sleep on `word`.
+    /// Wakes all threads that sleep on `word`.
     fn unpark(&self, word: &AtomicU32);
 }
 
-/// The shared half of a doorbell.
+/// The shared part of a doorbell.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// Changes with every ring that found a sleeper; wraps around.
+    /// Changes with every ring that finds a sleeper. Wraps around.
     word: AtomicU32,
-    /// Threads that sleep or are about to and that no ringer has claimed, in the lower half; claims, in the upper half.
+    /// Lower half: the number of threads that sleep, or are about to, and that no ringer has claimed. Upper half: the
+    /// number of claims.
     sleepers: AtomicU64,
 }
 
-/// One sleeper in `sleepers`.
 const SLEEPER: u64 = 1;
-/// One claim in `sleepers`.
 const CLAIM: u64 = 1 << 32;
 
 fn count(sleepers: u64) -> u64 {
@@ -51,10 +50,10 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Sleeps until `ready`, a ring or the timeout; returns what `ready` said last. It is not asked again once it has said
-    /// yes, so it may take note of what it has seen.
+    /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`,
+    /// which is not called again after it has returned true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; who sees the word of a claim is counted in behind that claim, not before it.
+        // SYNC(claim): pairs with `ring`; a thread that sees the word of a claim is counted after that claim.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -67,7 +66,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Counts a sleeper out that was counted in after `claims` claims, unless it was claimed since.
+    /// Removes a sleeper that was counted after `claims` claims, unless it was claimed since.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -79,7 +78,7 @@ impl Bell {
         }
     }
 
-    /// Whether somebody sleeps, or is about to, who has not seen what the caller published before.
+    /// Returns whether a thread sleeps, or is about to, without having seen what the caller published before.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -87,7 +86,7 @@ impl Bell {
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }
 
-    /// Wakes the sleepers, if there are any, and tells whether there were.
+    /// Wakes the sleepers. Returns whether there were any.
     pub fn ring(&self, parker: &impl Parker) -> bool {
         let wakes = self.has_sleeper() && self.claim();
         if wakes {
@@ -98,7 +97,7 @@ impl Bell {
         wakes
     }
 
-    /// Takes the waking of all sleepers upon the caller; false if another ringer was first.
+    /// Claims all sleepers, so that only the caller wakes them. Returns false if another ringer was first.
     fn claim(&self) -> bool {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while count(sleepers) > 0 {
@@ -112,11 +111,12 @@ impl Bell {
     }
 }
 
-/// A word by which a sleeper says that it waits for one thing in particular, so that what happens often and is rarely
-/// waited for does not ring each time.
+/// A word that a thread raises while it waits for one particular event. Events that are frequent but rarely waited for
+/// need not ring the bell each time.
 ///
-/// The argument is that of the bell once more. The waiter raises the word, fences and looks; the provider publishes,
-/// fences and looks at the word. Either the look sees what was published, or the provider sees the word, and rings.
+/// No event is lost, for the same reason as with the bell. The waiting thread raises the word, executes a fence and
+/// checks. The other thread publishes, executes a fence and reads the word. Either the check sees the event, or the
+/// other thread sees the word and rings.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
@@ -128,24 +128,24 @@ impl Default for Wanted {
 }
 
 impl Wanted {
-    /// A word that is not raised.
+    /// Creates a word that is not raised.
     pub fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// To be called before looking whether the thing is there.
+    /// Call before checking for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.
         fence(Ordering::SeqCst);
     }
 
-    /// To be called when the thing was found.
+    /// Call when the event was found.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a ring is due; to be asked after publishing.
+    /// Returns whether to ring. Call after publishing.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

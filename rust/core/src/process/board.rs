@@ -1,4 +1,4 @@
-//! The doorbells of all processes of one loader, in memory that they share.
+//! The doorbells of all processes of a loader, in shared memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::bell::{Bell, Parker};
 use super::region::Region;
 use crate::error::OpenError;
 
-/// Sleeps as the system has it.
+/// Sleeps and wakes by the means of the system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemParker;
 
@@ -26,51 +26,51 @@ impl Parker for SystemParker {
     }
 }
 
-/// The doorbells of all processes of one loader, in one small region.
+/// The doorbells of all processes of a loader, in one small region.
 #[derive(Debug)]
 pub struct BellBoard {
     region: Region,
 }
 
 impl BellBoard {
-    /// Makes `count` silent bells.
+    /// Creates `count` bells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the bells behind a descriptor received from their creator.
+    /// Maps bells from a descriptor received from their creator.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
 
-    /// The descriptor, to be passed to another process.
+    /// The descriptor, for passing to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
 
-    /// The memory that the bells lie in.
+    /// The memory of the bells.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// How many bells there are.
+    /// The number of bells.
     pub fn len(&self) -> usize {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Whether there is no bell.
+    /// Returns whether the board has no bells.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bell of process `index`, or None if there are fewer.
+    /// The bell of process `index`, or None if it does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A bell on a board that it keeps mapped.
+/// A bell on a board. It keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -79,8 +79,8 @@ pub struct BellRef {
 
 impl BellRef {
     fn bell(&self) -> &Bell {
-        // SAFETY: the index was checked against the region, which stays mapped as long as `board` lives and is
-        // page-aligned; zeroed memory is a valid `Bell`, padded or not, and all access to it is atomic.
+        // SAFETY: the index was checked against the region, which is page-aligned and stays mapped as long as `board`
+        // exists. Zeroed memory is a valid `Bell`, with or without padding, and all access is atomic.
         unsafe { &*self.board.region.as_mut_ptr().cast::<CachePadded<Bell>>().add(self.index) }
     }
 
@@ -89,7 +89,7 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// How many processes have a bell on the board.
+    /// The number of processes that have a bell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }

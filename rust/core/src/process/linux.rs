@@ -1,4 +1,4 @@
-//! The system with the calls that only Linux has: memory files, futexes, process descriptors.
+//! The system with calls that only Linux has: memory files, futexes, process descriptors.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,8 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Whether this kernel has all of it, and lets this process use it. That it has no room is another matter.
+/// Returns whether this kernel supports all of these calls and permits them to this process. Exhausted resources do not
+/// count as missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -23,15 +24,14 @@ pub(super) fn is_whole() -> bool {
     is_there(memfd_create("torchdata", flags)) && is_there(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()))
 }
 
-/// Linux at its best.
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// A memfd, which no mount's size limits (unlike `/dev/shm`).
+    /// A memfd. In contrast to `/dev/shm`, it is not limited by the size of a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
+        // A region that cannot shrink cannot cause SIGBUS in a process that has checked its size.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -40,7 +40,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// It counts towards the machine's memory and the process's memory cgroup, which reserve nothing.
+    /// A memfd counts toward the memory of the machine and of the cgroup. Neither can be reserved.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -57,7 +57,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Not process-private: the ringer is another process. Any error means "look again".
+        // Not process-private, because the ringer is another process. Any error means: check again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

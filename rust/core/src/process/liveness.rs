@@ -1,4 +1,4 @@
-//! A watch on the life of a process, and a child's tie to its parent.
+//! Detects the exit of a process, and lets a child exit together with its parent.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::inherited::Descriptor;
 use super::signals::without_signals;
 use crate::error::{self, OpenError};
 
-/// A watch on another process that cannot mistake a recycled process number for it.
+/// A watch on another process. It does not confuse the process with a later one that has the same id.
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A pidfd; None on the portable fallback, which asks for the number.
+    /// A pidfd, or None on the portable fallback, which checks the process id.
     fd: Option<Descriptor>,
-    /// Whether it is the parent of this process, which the fallback then recognises as such.
+    /// Whether the watched process is the parent of this process. The fallback uses this to detect its exit.
     parent: bool,
 }
 
@@ -24,19 +24,19 @@ impl Watch {
     /// Watches the process `pid`, which must not have been reaped yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // To the system these mean groups of processes.
+            // For the system, these values mean process groups.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
         Ok(Self { pid, fd, parent: parent_id() == pid })
     }
 
-    /// Watches whatever makes a descriptor readable when it ends: a process elsewhere, of which others tell.
+    /// Watches a descriptor that becomes readable when a process on another machine exits.
     pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Whether the process has ended, reaped or not.
+    /// Returns whether the process has exited, even if it was not reaped.
     pub fn exited(&self) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, Duration::ZERO),
@@ -44,13 +44,13 @@ impl Watch {
         }
     }
 
-    /// Whether the process has ended, told by its number.
+    /// Returns whether the process has exited, according to its id.
     fn number_exited(&self) -> bool {
-        // A parent that ended but was not reaped still has its number, but no children.
+        // A parent that has exited but was not reaped keeps its id, but has no children.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Whether any of these has ended: one system call if they are watched by descriptors.
+    /// Returns whether any of the processes has exited. With descriptors, this is one system call.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -63,7 +63,7 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until the process has ended or the timeout has passed; returns whether it has ended.
+    /// Waits until the process has exited or the timeout has expired. Returns whether it has exited.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
@@ -88,23 +88,24 @@ fn parent_id() -> i32 {
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // A forked child has dropped its parent's watches.
+    // A forked child has closed the watches of its parent.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
-/// Whether the process is gone or a zombie, without reaping it.
+/// Returns whether the process has exited or is a zombie, without reaping it.
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that waitid fills in; WNOWAIT leaves the child to be reaped by its owner.
+    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the reaping to the owner of the child.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // Not our child: ask for the number. A recycled number is taken for the process, hence "fallback".
+        // Not a child of this process: check the id. This can mistake a process with a reused id for the watched one,
+        // which only the fallback accepts.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -112,22 +113,22 @@ fn has_exited(pid: i32) -> bool {
     is_zombie(pid)
 }
 
-/// Whether a process has ended and only waits to be reaped, if the system tells in /proc.
+/// Returns whether a process has exited but was not reaped, if /proc shows it.
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the name, which stands in parentheses and may hold any character.
+    // The state follows the name, which is in parentheses and may contain any character.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Ends this process, at once and silently, when the watched one has ended.
+/// Exits this process immediately and silently when the watched process exits.
 ///
-/// A thread of its own waits, so that it works whatever this process is doing. (The kernel's parent-death signal is
-/// tied to the thread that forked, which may end long before the parent does.)
+/// A dedicated thread waits, so this works in any state of the process. The kernel's parent-death signal depends on the
+/// thread that forked, which may exit long before its process.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
         while !watch.wait(Duration::from_secs(1)) {}
-        // SAFETY: ends the process without running handlers, which belong to a parent that is gone.
+        // SAFETY: exits the process without running exit handlers, which belong to the parent.
         unsafe { libc::_exit(1) }
     };
     without_signals(|| builder.spawn(wait))

@@ -1,7 +1,7 @@
-//! The system's part: memory that processes share, doorbells, word of who is alive, forks.
+//! System calls: shared memory, doorbells, process watching, forks.
 //!
-//! The contract is `System`. Two files fulfil it: `linux` with calls that only Linux has, `portable` with calls of
-//! every Unix. `backend` chooses between them.
+//! The interface is `System`. `linux` implements it with calls that only Linux has, and `portable` with calls of every
+//! Unix. `backend` chooses between them.
 
 pub mod bell;
 

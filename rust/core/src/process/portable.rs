@@ -1,4 +1,4 @@
-//! The system with the calls of every Unix: unlinked temporary files, naps, process numbers.
+//! The system with calls of every Unix: unlinked temporary files, short sleeps, process ids.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,6 @@ use memmap2::MmapRaw;
 
 use super::system::System;
 
-/// The fallback.
 pub(super) struct Portable;
 
 impl System for Portable {
@@ -20,12 +19,12 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// A temporary file can, for who may write it.
+    /// A process that may write to a temporary file can also shrink it.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }
 
-    /// Without it a page that finds no room when it is touched would be a SIGBUS.
+    /// Without a reservation, touching a page without available space causes SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }
@@ -40,7 +39,7 @@ impl System for Portable {
         nap(word, seen, timeout);
     }
 
-    /// A thread that naps looks by itself.
+    /// A sleeping thread checks the word by itself.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {
@@ -48,7 +47,7 @@ impl System for Portable {
     }
 }
 
-/// The portable sleep: naps that grow from 20 µs to 1 ms, looking in between.
+/// Portable sleep: naps that grow from 20 µs to 1 ms, with a check after each.
 fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let deadline = Instant::now() + timeout;
     let mut nap = Duration::from_micros(20);
@@ -68,7 +67,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
             done => return Ok(done?),
         }
     }
-    // A file system that does not reserve has room for what was written.
+    // If the file system cannot reserve space, writing zeros allocates it.
     use std::os::unix::fs::FileExt;
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);
@@ -81,7 +80,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that nobody else has ever been able to open: without a name, if the file system has such.
+/// A file that no other process could ever open: without a name, if the file system supports that.
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
     let file = match nameless_file(&folder) {
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn temporary_files_are_their_makers_alone_from_the_first_moment() {
+    fn temporary_files_are_private_to_their_creator_from_the_start() {
         let folder = std::env::temp_dir();
         for file in [nameless_file(&folder), named_file(&folder).ok()].into_iter().flatten() {
             let found = file.metadata().unwrap();

@@ -1,14 +1,13 @@
-//! Memory that several processes map: anonymous, without a name to leave behind.
+//! Anonymous memory that several processes map.
 //!
-//! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable fallback is an unlinked
-//! temporary file. Pages exist once they are touched, so a large region that is little used costs little, and `punch`
-//! gives pages back. Each process owns its mapping of a region; the memory lives until the last mapping and descriptor
-//! are gone, whichever way the processes end.
+//! On Linux it is a memfd, which is not limited by the size of a mount, unlike `/dev/shm`. The portable fallback is an
+//! unlinked temporary file. Pages are allocated when they are touched, so a large region with little use is cheap, and
+//! `punch` frees pages. Each process owns its mapping. The memory is freed with the last mapping and descriptor, no
+//! matter how the processes exit.
 //!
-//! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So
-//! on the fallback room is reserved before it is touched, and if there is none that is an error like any other. A
-//! memfd counts towards the machine's memory and the process's memory cgroup instead; if these run out the kernel
-//! ends a process, by SIGKILL.
+//! If a file system has no space for a page that is touched, the process receives SIGBUS. Therefore the fallback
+//! reserves space before it is used, and reports an ordinary error if there is none. A memfd counts toward the memory
+//! of the machine and of the cgroup. If these are exhausted, the kernel kills a process.
 
 use std::fs::File;
 use std::io;
@@ -21,24 +20,24 @@ use super::backend::system;
 use super::inherited::Mapping;
 use crate::error::{self, OpenError};
 
-/// A mapped piece of shared memory.
+/// A mapped region of shared memory.
 #[derive(Debug)]
 pub struct Region {
-    /// Before the mapping, so that it is dropped first.
+    /// Declared before `map`, so that it is dropped first.
     mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor: a memfd needs it only to be passed on, a temporary file to be given room, too. -1 once it was
-    /// closed.
+    /// The descriptor, or -1 after it was closed. A memfd only needs it for other processes; a temporary file also
+    /// needs it to reserve space.
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Makes a region of `len` bytes, all zero, of which the first `reserved` may be touched without asking.
+    /// Creates a region of `len` zero bytes. The first `reserved` bytes can be used without `reserve`.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// The same under a name, by which a process that may look into this one's descriptors finds it.
+    /// Like `create`, with a name that is visible in the list of descriptors of this process.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -50,29 +49,30 @@ impl Region {
         Ok(region)
     }
 
-    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails if there is
-    /// no room.
+    /// Ensures that `offset..offset + len`, which must not contain data yet, can be used. Fails if the system has no
+    /// space.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Gives the pages of `offset..offset + len` back to the system: they are zero, and cost nothing until they are
-    /// touched (or, on the fallback, reserved) again. Fails if the file system of the fallback has no holes.
+    /// Frees the pages of `offset..offset + len`. They are zero afterwards, and use no memory until they are touched
+    /// (or reserved, on the fallback). Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
-        assert!(offset + len <= self.len(), "a part outside the region");
-        // SAFETY: inside the mapping, which is shared memory; that nobody needs what lies there is for callers to know.
+        assert!(offset + len <= self.len(), "the range exceeds the region");
+        // SAFETY: the range is inside the mapping, which is shared memory. Callers ensure that its contents are not
+        // needed.
         unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
-    /// Maps the region behind a descriptor received from its creator.
+    /// Maps a region from a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of somebody else's to read it; writing there would be a fault. It has no descriptor.
+    /// Maps a region of another process for reading. It has no descriptor.
     ///
-    /// It must be one that cannot shrink: a page that is gone when it is looked at is a SIGBUS.
+    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -89,24 +89,24 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// The descriptor, to be passed to another process.
+    /// The descriptor, for passing to another process.
     ///
     /// # Panics
     /// If it was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
-        assert!(fd >= 0, "the descriptor of this region was closed: it has been passed to all who should have it");
-        // SAFETY: open until `close`, whose callers see to it that nobody uses it any more.
+        assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
+        // SAFETY: open until `close`, whose callers ensure that it is not in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Whether there is a descriptor.
+    /// Returns whether the descriptor is open.
     pub fn has_fd(&self) -> bool {
         self.fd.load(Ordering::Relaxed) >= 0
     }
 
-    /// Closes the descriptor, once everybody who should map the region has it; not while `fd` is in use. The portable
-    /// fallback keeps it, as it reserves room by it.
+    /// Closes the descriptor after all processes have received it. Must not be called while a result of `fd` is in use.
+    /// The portable fallback keeps it, because it needs it to reserve space.
     pub fn close(&self) {
         if !system().keeps_files() {
             self.take_fd();
@@ -117,35 +117,35 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor if room is to be reserved
-    /// later.
+    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or if `reserve` is
+    /// needed later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned it, and the swap makes this the only one to take it.
+        // SAFETY: the region owned it, and after the swap no other caller can take it.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The note by which forked children know the mapping.
+    /// The registration of the mapping for forked children.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// Size in bytes.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Whether the region has no bytes.
+    /// Returns whether the size is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Start of the mapping; page-aligned.
+    /// Start of the mapping, which is page-aligned.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Asks the kernel for huge pages in `offset..offset + len` if it offers them; never fails.
+    /// Requests huge pages for `offset..offset + len`. Never fails.
     pub fn advise_huge(&self, offset: usize, len: usize) {
         system().advise_huge(&self.map, offset, len);
     }
@@ -157,8 +157,8 @@ impl Drop for Region {
     }
 }
 
-/// In a child that was just forked and has no other thread: drops the regions of its parent but those that are its own
-/// and those that something points into, and the parent's watches (see `inherited`).
+/// Call in a forked child that has no other threads. Drops the regions and watches of the parent, except the regions in
+/// `own` and pinned ones (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

@@ -1,22 +1,22 @@
-//! Signals that are not for a process, or not for a thread of this library.
+//! Signals that a process, or a thread of this library, should not handle.
 
 use std::io;
 
-/// Has this process take no notice of a signal that another process sends, without ignoring the signal: a program that
-/// this process executes takes the signal as any other program does.
+/// Makes this process disregard a signal from other processes, without ignoring it. A program that this process
+/// executes therefore handles the signal as usual.
 ///
-/// A signal that this process sends to itself has its default action, because whoever raises SIGTERM in its own process
-/// wants to end that process, and would otherwise continue with data that was never computed.
+/// A signal that this process sends to itself has its default action. Code that raises SIGTERM in its own process wants
+/// to exit, and would otherwise continue with data that was never computed.
 ///
-/// The handler runs on the thread's own stack, and holds up all other signals. Python's own runs on the alternate
-/// stack, if `faulthandler` has made one. That has room for a few signals, and several that come at once would overflow
-/// it.
+/// The handler runs on the stack of the thread, and blocks all other signals. Python's handlers run on the alternate
+/// stack if `faulthandler` has created one. That stack has room for a few signals, and many simultaneous signals would
+/// overflow it.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
 
 fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
-    // SAFETY: the action is filled in as a whole before it is read; the callers give a handler that fits the flags.
+    // SAFETY: the action is initialized before it is read, and callers pass a handler that matches the flags.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
@@ -27,13 +27,13 @@ fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives a signal that this process has sent to itself its default action; does nothing with any other.
+/// Executes the default action of a signal that this process has sent to itself. Does nothing for other signals.
 extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel calls this with a valid description of the signal.
+    // SAFETY: the kernel passes a valid description of the signal.
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
         return;
     }
-    // SAFETY: all calls are allowed in a signal handler, and the set is filled in before it is read.
+    // SAFETY: all calls are allowed in a signal handler, and the set is initialized before it is read.
     unsafe {
         let mut this = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigemptyset(this.as_mut_ptr());
@@ -43,23 +43,23 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     }
 }
 
-/// Whether this process has sent a signal: a timer, the kernel and other processes may be what else does.
+/// Returns whether this process has sent the signal. Other senders are timers, the kernel and other processes.
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the description of such a signal has no sender
     }
-    // SAFETY: a signal that a process has sent has a sender, and reading its number is defined for any other, too.
+    // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Starts a thread to which no signal of the process is delivered, at any moment.
+/// Starts a thread that never receives signals of the process.
 ///
-/// Python's main thread notices a signal at once if it interrupts that thread, and a signal that another thread
-/// receives only when something else makes it look. And Python's handlers run on a thread's alternate stack, which Rust
-/// makes as small as can be: several signals that come at once would overflow it.
+/// Python reacts to a signal at once only if it interrupts the main thread. In addition, Python's handlers run on the
+/// alternate stack of a thread. Rust makes this stack as small as possible, so several simultaneous signals would
+/// overflow it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are filled in before they are read, and the mask of this thread comes back as it was.
+    // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
     unsafe {
         let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

@@ -1,45 +1,46 @@
-//! How a wait begins: how many turns it gives to other threads before it sleeps.
+//! Decides how often a waiting thread yields the processor before it sleeps.
 //!
-//! If both sides of a link share a core, a turn lets the other side fill or empty the ring, and neither pays for a sleep
-//! and a wake-up: with small windows on 2 cores this is a factor of 3 to 6. Two things make turns bad, and each has its
-//! rule. If the other side is slow, turns do not help, and each costs it two switches of context: every wait that they
-//! did not shorten halves them. If a stranger shares the core, such as another program, he keeps it for milliseconds,
-//! where the other side would be done in less than one: such turns may take an eighth of the time. Beyond that waits
-//! sleep for some fifty times as long as the next such turn takes.
+//! If both sides of a link share a core, yielding lets the other side fill or empty the ring, and saves a sleep and a
+//! wake-up. With small windows on 2 cores this is 3 to 6 times faster. Yielding is bad in two cases, and each has a
+//! rule. First, the other side may be slow. Yielding then does not help, and each yield costs two context switches, so
+//! every wait that yielding did not shorten halves the number of yields. Second, an unrelated thread may share the
+//! core, and keep it for milliseconds instead of fractions of one. Such yields may take one eighth of the time. Beyond
+//! that, waits sleep for about fifty times the duration of the last such yield.
 //!
-//! A `Turns` serves all threads of a process. Its words are statistics and synchronise nothing; it is told the time in
-//! nanoseconds, and reads no clock.
+//! One `Turns` serves all threads of a process. Its fields are statistics and synchronize nothing. Callers pass the
+//! time in nanoseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Turns that a wait gives away while that helps. If no other thread wants the core they cost a few system calls.
+/// The number of yields in a wait while they help. If no other thread needs the core, they cost a few system calls.
 const MOST: u32 = 10;
-/// Turns of a wait that only tries whether they help again, and how many waits it is the last of.
+/// Every `TRY_AGAIN`th wait without yields tries `TRIED` yields.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
-/// A sleep that ends sooner was one too many: the next wait gives all turns away.
+/// After a shorter sleep, the next wait yields the full number of times.
 const NEAR: u64 = 50_000;
 
-/// A turn that lasts as long as this went to a stranger. With up to 64 workers on 2 cores those in which others of the
-/// loader run last 0.1 to 0.5 ms, and those that a busy loop takes 2 to 8.
+/// A yield that takes at least this time, in nanoseconds, counts as used by an unrelated thread. With up to 64 workers
+/// on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
 const STRANGE: u64 = 1_500_000;
-/// More processes than this take as long themselves until each has had its turn, and leave a stranger a small share.
+/// With more processes than this, a round of yields among the processes themselves takes as long, and an unrelated
+/// thread gets a small share.
 const FEW: usize = 32;
-/// What a stranger's turn costs, in turns: so many times its length of other time pays it back.
+/// A yield to an unrelated thread must be compensated by this multiple of its duration.
 const PRICE: u64 = 8;
-/// How much may be owed.
+/// The maximum uncompensated time in nanoseconds.
 const CREDIT: u64 = 100_000_000;
-/// Who owes more pays so many times the length of the last such turn.
+/// When the maximum is exceeded, waits do not yield for this multiple of the duration of the last such yield.
 const REST: u64 = 50;
 
-/// What a process knows about giving turns away.
+/// The yield statistics of a process.
 #[derive(Debug)]
 pub struct Turns {
-    /// Turns that the next wait gives away.
+    /// The number of yields of the next wait.
     turns: AtomicU32,
-    /// Waits without any since they were tried.
+    /// The number of waits without yields since the last try.
     since_tried: AtomicU32,
-    /// When all that strangers took is paid back.
+    /// The time at which all yields to unrelated threads are compensated.
     paid: AtomicU64,
 }
 
@@ -50,12 +51,12 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Begins by giving all turns away.
+    /// Starts with the full number of yields.
     pub const fn new() -> Self {
         Self { turns: AtomicU32::new(MOST), since_tried: AtomicU32::new(0), paid: AtomicU64::new(0) }
     }
 
-    /// How many turns a wait that begins now gives away at most.
+    /// Returns the maximum number of yields for a wait that begins now.
     pub fn begin(&self, now: u64) -> u32 {
         if self.paid.load(Relaxed) > now + CREDIT {
             return 0;
@@ -69,8 +70,8 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Notes a turn that was given away from `began` to `now`, in a loader of so many processes; whether the wait may
-    /// give further ones.
+    /// Records a yield from `began` to `now`, in a loader with this number of processes. Returns whether the wait may
+    /// yield again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < STRANGE || processes > FEW {
@@ -82,12 +83,12 @@ impl Turns {
         goes_on
     }
 
-    /// Notes that a wait was over behind one of its turns.
+    /// Records that a wait ended after one of its yields.
     pub fn helped(&self) {
         self.turns.store(MOST, Relaxed);
     }
 
-    /// Notes that a wait gave so many turns away, and slept for so long.
+    /// Records that a wait yielded `turns` times and then slept for `took` nanoseconds.
     pub fn slept(&self, turns: u32, took: u64) {
         if took < NEAR {
             self.turns.store(MOST, Relaxed);

@@ -1,10 +1,10 @@
-//! Noticing that a call does not come back: a thread that looks, now and then, at counts that callers keep anyway.
+//! Detects calls that do not return: a thread regularly reads counters that callers maintain anyway.
 //!
-//! A watched caller has a [`Pulse`], which it writes at each call by plain stores. One thread of a process looks at all
-//! of them; it holds nothing of Python's and sleeps on a [`Parker`]. It runs as long as something is watched, except
-//! during forks: it ends before one, so that the child has no half of it and the parent is a process of one thread, and
-//! begins anew at the next call of a watched caller. A child has a [`Watch`] of its own, in case it was forked without
-//! that.
+//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all of
+//! them. It holds no Python lock and sleeps on a [`Parker`]. It runs while at least one caller is watched, except
+//! during forks. It stops before a fork, so that the child does not inherit its state half-written and the parent has
+//! one thread less. It starts again at the next call of a watched caller. A child creates its own [`Watch`], in case it
+//! was forked without stopping the thread.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,39 +16,39 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// Terms that a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not
-/// returned.
+/// Amounts that a call adds to the word of a pulse. The upper bits count calls, and the lower bits count calls that
+/// have not returned.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
 
-/// A look every so many parts of the patience, within limits.
+/// The number of checks per patience interval, and the limits of the pause between them.
 const LOOKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// How long a fork waits for the thread, which may be telling something; and for the kernel to forget it.
+/// The maximum time that a fork waits for the thread, which may be reporting a stall, and for the kernel to remove the
+/// thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
-/// This thread, as `pthread_self` has it.
+/// The id of the calling thread, as returned by `pthread_self`.
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: asks for nothing and cannot fail.
+    // SAFETY: has no preconditions and cannot fail.
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A sign of a pulse: the caller has reasons of its own to look twice.
+/// Sign of a pulse: the caller must check its own conditions.
 pub const HELD: u8 = 1;
-/// A sign of a pulse: there was a fork, and nobody watches any more.
+/// Sign of a pulse: the process was forked, and the thread is not running.
 pub const UNWATCHED: u8 = 2;
-/// A sign of a pulse: what cut the last call off is no error of what it called.
+/// Sign of a pulse: the last call was interrupted by an exception that its callee did not raise.
 pub const CUT: u8 = 4;
 
-/// How a caller is doing. Callers exclude each other; who watches may read what is late.
+/// The activity of a caller. Callers exclude each other. The watching thread may read old values.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
-    /// The thread that has called last.
     thread: AtomicU64,
     signs: AtomicU8,
 }
@@ -61,24 +61,24 @@ impl Pulse {
         self.word.store(self.word.load(Relaxed).wrapping_add(CALL + INSIDE), Relaxed);
     }
 
-    /// It returns.
+    /// A call returns.
     #[inline]
     pub fn leave(&self) {
         self.word.store(self.word.load(Relaxed).wrapping_sub(INSIDE), Relaxed);
     }
 
-    /// Whether a call has not returned.
+    /// Returns whether a call has not returned.
     pub fn is_inside(&self) -> bool {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// Returns the signs that a call has to look at; 0 nearly always.
+    /// Returns the signs that a call must check, almost always 0.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
     }
 
-    /// Sets or clears one of them.
+    /// Sets or clears a sign.
     pub fn set_sign(&self, sign: u8, set: bool) {
         if set {
             self.signs.fetch_or(sign, Relaxed);
@@ -88,20 +88,20 @@ impl Pulse {
     }
 }
 
-/// A call that does not come back.
+/// A call that does not return.
 pub struct Stall {
-    /// The number that the watched loader was given.
+    /// The number of the watched loader.
     pub key: u64,
-    /// How long it has been looked at.
+    /// How long the call has been observed.
     pub waited: Duration,
-    /// The thread that called, as `pthread_self` has it.
+    /// The calling thread, as returned by `pthread_self`.
     pub thread: u64,
     pulse: Weak<Pulse>,
     word: u64,
 }
 
 impl Stall {
-    /// Whether it still has not come back.
+    /// Returns whether the call has still not returned.
     pub fn lasts(&self) -> bool {
         self.pulse.upgrade().is_some_and(|pulse| pulse.word.load(Relaxed) == self.word)
     }
@@ -111,7 +111,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word at the last look, since when it is the same, and how long that is to be when it is told next.
+    /// The word at the last check, the time since which it is unchanged, and the duration after which it is reported
+    /// next.
     word: u64,
     since: Instant,
     next: Duration,
@@ -139,32 +140,28 @@ impl Watched {
 struct State {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
-    /// Whether the thread is to end, and whether there is one that has not.
+    /// Whether the thread should exit, and whether it is running.
     stop: bool,
     running: bool,
-    /// Threads that wait for its end.
     stoppers: Vec<Unparker>,
-    /// Forks that are under way.
     forks: u32,
-    /// The kernel's number of the thread.
     number: u64,
 }
 
 impl State {
-    /// Has the thread look at the state again.
+    /// Makes the thread read the state again.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }
 }
 
-/// The watching thread.
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Wakes it, to look at the state again.
+    /// Wakes the thread to read the state again.
     wake: Unparker,
 }
 
-/// The callers that one process watches.
+/// The watched callers of a process.
 pub struct Watch {
     generation: u64,
     state: Mutex<State>,
@@ -172,15 +169,15 @@ pub struct Watch {
 }
 
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether the process ends.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The watch of this process; `tell` is called by its thread, which holds nothing then.
+/// The watch of this process. Its thread calls `tell` without holding a lock.
 ///
-/// Callers exclude each other: they hold Python's lock.
+/// Callers exclude each other because they hold the GIL.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
-    // SAFETY: NULL, or made by a call before this one and never freed. The parent's, which a fork leaves, is small.
+    // SAFETY: null, or created by an earlier call and never freed. The small object of the parent is leaked after a
+    // fork.
     if let Some(watch) = unsafe { WATCH.load(Relaxed).as_ref() }
         && watch.generation == generation
     {
@@ -192,7 +189,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Watches a pulse from now on, or goes on after a fork; without a thread if the system has none to give.
+    /// Watches a pulse from now on, or resumes after a fork. If the thread cannot be started, the pulse is not watched.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -205,7 +202,7 @@ impl Watch {
         }
         state.stop = false;
         if state.running {
-            state.wake(); // its patience may be shorter than that of the others
+            state.wake(); // its patience may be shorter than that of other callers
         } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
             let parker = Parker::new();
@@ -216,7 +213,7 @@ impl Watch {
         }
     }
 
-    /// Watches a pulse no more.
+    /// Stops watching a pulse.
     pub fn end(&self, pulse: &Arc<Pulse>) {
         pulse.set_sign(UNWATCHED, false);
         let mut state = self.state();
@@ -224,15 +221,15 @@ impl Watch {
         state.wake();
     }
 
-    /// Ends the thread, for a fork or at the end of the process; one that is held up in telling a stall is given up on.
-    /// The caller holds nothing that the thread might want.
+    /// Stops the thread, for a fork or at the end of the process. Gives up if the thread is blocked in a report. The
+    /// caller must not hold a lock that the thread might need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
         state.wake();
         let is_thread = |one: &Watcher| one.thread.thread().id() == std::thread::current().id();
         if state.thread.as_ref().is_some_and(is_thread) {
-            return; // it is the thread itself that forks
+            return; // the thread itself forks
         }
         let (ended, deadline) = (Parker::new(), Instant::now() + GIVE_UP);
         while state.running {
@@ -247,8 +244,8 @@ impl Watch {
         let (watcher, number) = (state.thread.take(), state.number);
         drop(state);
         if let Some(watcher) = watcher {
-            let _ = watcher.thread.join(); // it cannot panic but while it tells a stall
-            // The kernel counts it for a moment longer.
+            let _ = watcher.thread.join(); // the thread can only panic while it reports a stall
+            // The kernel lists the thread for a moment longer.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -256,8 +253,8 @@ impl Watch {
         }
     }
 
-    /// Prepares for a fork, before the thread is stopped: nobody begins it meanwhile, and callers do at their next
-    /// call.
+    /// Prepares for a fork, before the thread is stopped. The thread is not started meanwhile; callers start it at
+    /// their next call.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -268,7 +265,7 @@ impl Watch {
         }
     }
 
-    /// The fork is over, in the parent.
+    /// Records, in the parent, that a fork is finished.
     pub fn fork_is_over(&self) {
         let mut state = self.state();
         state.forks = state.forks.saturating_sub(1);
@@ -284,7 +281,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // `tell` may have forked: then this is the child, whose watch is another one.
+            // `tell` may have forked. In that case this is the child, which has another watch.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -307,14 +304,14 @@ impl Watch {
     }
 }
 
-/// Ends watching for good: no thread is begun any more.
+/// Stops watching permanently: the thread is not started again.
 pub fn over() {
     OVER.store(true, Relaxed);
 }
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: asks for a number and cannot fail.
+    // SAFETY: has no preconditions and cannot fail.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

@@ -1,21 +1,21 @@
-//! How far one side of a link has come in an epoch, so that a later run can go on there and tell whether it is at the
-//! same place.
+//! Counts the items of a stream and computes their checksum, so that a later run can resume the stream and verify that
+//! it reproduces the same items.
 
-/// Odd, with bits all over.
+/// An odd constant with well distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Items of an epoch that went over a link, those of earlier runs of the epoch included, and a rolling checksum of
-/// them.
+/// The number of items that a link has carried in an epoch, including earlier runs of the epoch, and a rolling checksum
+/// of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
-    /// Their number.
+    /// The number of items.
     pub items: u64,
-    /// Depends on what they are and on their order.
+    /// Depends on the items and on their order.
     pub checksum: u64,
 }
 
 impl Account {
-    /// Counts an item; `digest` says which it is.
+    /// Counts an item with this digest.
     #[inline]
     pub fn count(&mut self, digest: u64) {
         self.items += 1;

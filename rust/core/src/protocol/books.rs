@@ -1,20 +1,22 @@
-//! The reader's books: how far it has come with each peer, and the snapshots from which a later run can go on there.
+//! The reader's records of an epoch: the items received from each peer, and the snapshots from which a later run can
+//! resume.
 //!
-//! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. The
-//! user's items may lag behind those that were taken, as pipes in main read ahead. So a log of the last deliveries
-//! shows the books as they were some items ago, and a snapshot is kept until the user's items have passed the next one.
+//! A writer sends snapshots of its graph between items. The reader keeps those that it may need, without decoding them.
+//! The user may have received fewer items than the reader has delivered, because pipes in the main process read ahead.
+//! Therefore a log of the latest deliveries allows looking at an earlier state of the records. A snapshot is kept until
+//! the items that the user received include those before the next snapshot.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// How far a worker had read of its share of the dispatched items. The default is the beginning of an epoch, from which
-/// a worker without a snapshot goes on.
+/// The number of dispatched items that a worker has read. The default is the beginning of an epoch, from which a worker
+/// without a snapshot starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The pass, from 1.
+    /// The pass, counted from 1.
     pub pass: u32,
-    /// How much of that pass.
+    /// The items read in that pass.
     pub account: Account,
 }
 
@@ -27,11 +29,11 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The account of items that the writer had sent.
+    /// The items that the writer had sent.
     pub sent: Account,
-    /// The part of its share that it had read.
+    /// The dispatched items that the writer had read.
     pub share: Share,
-    /// The graph.
+    /// The serialized graph.
     pub content: S,
 }
 
@@ -40,20 +42,20 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// By worker: what of that pass was dealt to it.
+    /// By worker: the items of that pass that were dispatched to it.
     pub accounts: Vec<Account>,
-    /// The graph.
+    /// The serialized graph.
     pub content: S,
 }
 
 impl<S> Dealt<S> {
-    /// How many items of the pass were dealt.
+    /// Returns the number of items of the pass that were dispatched.
     pub fn items(&self) -> u64 {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Whether the dispatching process can go on from here for a worker that has read so much: the worker has got all
-    /// items that were dealt to it before.
+    /// Returns whether the dispatching process can resume here for a worker that has read `share`, because the worker
+    /// has received all items dispatched before.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -62,63 +64,61 @@ impl<S> Dealt<S> {
 #[derive(Debug, Clone, Hash)]
 struct Peer<S> {
     taken: Account,
-    /// Whether it has ended.
     ended: bool,
-    /// Whether no place that may be asked for is before its first snapshot.
+    /// Whether no position that may be requested is before the first snapshot.
     begun: bool,
-    /// Oldest first. The first is as of what was given, or before; the others are behind it.
+    /// Ordered by age. Only the first one is at or before the position that the user has reached.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// Where a peer was when so many items were given.
+/// The position of a peer after a number of delivered items.
 #[derive(Debug)]
 pub struct Place<'a, S> {
-    /// The account of its items that were given.
+    /// The delivered items of this peer.
     pub given: Account,
-    /// The newest snapshot before that; None if the epoch's begin is all there is.
+    /// The latest snapshot at or before that position, or None if only the beginning of the epoch is.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
-/// Deliveries that are remembered beyond those that were not given yet.
+/// The number of additional deliveries in the log, besides those that the user has not received yet.
 const LOOK_BACK: usize = 64;
-/// Deliveries that are remembered if it is not known how many were given.
+/// The length of the log if it is unknown how many items the user has received.
 const LONG_LOOK_BACK: usize = 1 << 16;
 
-/// How many deliveries books remember.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Memory {
-    /// Beyond those that were not given yet.
+    /// Deliveries besides those that the user has not received yet.
     beyond: usize,
-    /// If it is not known how many were given.
+    /// Deliveries if it is unknown how many the user has received.
     unknown: usize,
 }
 
-/// The books of one epoch.
+/// The records of one epoch.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries: whose, and the account of that peer before.
+    /// The latest deliveries: the peer, and its account before the delivery.
     log: VecDeque<(u32, Account)>,
-    /// Items taken in this run.
     total: u64,
-    /// The dispatching process's, oldest first.
+    /// Snapshots of the dispatching process, ordered by age.
     dealt: VecDeque<Dealt<S>>,
     memory: Memory,
-    /// How many deliveries the log may have before it is cut.
+    /// The length from which the log is shortened.
     longest: usize,
-    /// The peers that had the turn at the begin, and at the latest delivery.
+    /// The peers that had the turn at the beginning, and at the latest delivery.
     first: usize,
     latest: Option<usize>,
 }
 
 impl<S> Books<S> {
-    /// Empty books.
+    /// Creates empty records.
     pub fn new(peers: usize) -> Self {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Empty books that remember so many deliveries beyond those that were not given yet, and so many if nobody
-    /// knows how many were. The model checker's are short, so that they are cut and pruned in small loaders, too.
+    /// Creates empty records with the given lengths of the log: `beyond` deliveries besides those that the user has not
+    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that small loaders
+    /// shorten them too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -135,10 +135,9 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch, in which the peers have come as far as `starts` says. Peers without an entry there are at their
-    /// beginning.
+    /// Begins an epoch at the accounts in `starts`. A peer without an entry starts at its beginning.
     ///
-    /// Returns the snapshots that were kept: dropping one may run anything.
+    /// Returns the old snapshots, because dropping one may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -153,12 +152,12 @@ impl<S> Books<S> {
         kept
     }
 
-    /// Gives this peer the first turn.
+    /// Gives `peer` the first turn.
     pub fn begin_at(&mut self, peer: usize) {
         self.first = peer;
     }
 
-    /// Notes that a peer has ended.
+    /// Records that a peer has ended.
     pub fn end(&mut self, peer: usize) {
         self.peers[peer].ended = true;
     }
@@ -169,17 +168,18 @@ impl<S> Books<S> {
         (0..peers).map(|step| (from + step) % peers).find(|&peer| !self.peers[peer].ended).unwrap_or(from % peers)
     }
 
-    /// Items taken in this run.
+    /// The number of items delivered in this run.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the account of all items that were taken from a peer.
+    /// The account of all items received from a peer.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
 
-    /// Counts an item that was delivered; `lag` tells how many of all were not given to the user yet, if that is known.
+    /// Counts a delivered item. `lag` receives the number of deliveries and returns how many of them the user has not
+    /// received yet, or None if that is unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -200,8 +200,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the account of each peer `back` deliveries ago, and the peer that had the turn; None if that is too long
-    /// ago.
+    /// Returns the account of each peer `back` deliveries ago and the peer that had the turn, or None if the log is too
+    /// short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -213,70 +213,69 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// The places of all peers `back` deliveries ago, and whose turn it was.
+    /// Returns the positions of all peers `back` deliveries ago, and the peer that had the turn.
     pub fn places(&self, back: u64) -> Option<(Vec<Place<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.places_at(accounts), turn))
     }
 
-    /// The places of all peers where so much of each has come, be it delivered or not.
+    /// Returns the positions of all peers at these accounts. The items may not be delivered yet.
     pub fn places_at(&self, accounts: Vec<Account>) -> Vec<Place<'_, S>> {
         let places = self.peers.iter().zip(accounts);
         places.map(|(peer, given)| Place { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
-    /// Whether there is a snapshot of a peer.
+    /// Returns whether a snapshot of `peer` is kept.
     pub fn has_snapshot(&self, peer: usize) -> bool {
         !self.peers[peer].snapshots.is_empty()
     }
 
-    /// Whether there is one of the dispatching process.
+    /// Returns whether a snapshot of the dispatching process is kept.
     pub fn has_dealt(&self) -> bool {
         !self.dealt.is_empty()
     }
 
-    /// The newest snapshot of the dispatching process from which it can come to where all workers were; `shares` as of
-    /// the snapshots that they are to go on from.
+    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`, the shares
+    /// in their own snapshots.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
     }
 
-    /// By peer, the share at its oldest snapshot.
     fn oldest_shares(&self) -> Vec<Share> {
         let share = |peer: &Peer<S>| peer.snapshots.front().map_or(Share::default(), |one| one.share);
         self.peers.iter().map(share).collect()
     }
 
-    /// Keeps a snapshot of a peer, and lets go of those that what was given has passed; `lag` deliveries were not given
-    /// yet.
+    /// Keeps a snapshot of a peer, and removes older ones that are no longer needed. `lag` is the number of deliveries
+    /// that the user has not received yet.
     ///
-    /// Returns what is let go.
+    /// Returns the removed snapshots.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If nobody tells what was given, it is as much as the log goes back.
+        // If the lag is unknown, the user has at least the items that precede the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
-        // Of one of which the log knows no item, all that was taken was given.
+        // If the log contains no item of this peer, the user has received all of its items.
         let oldest = given.unwrap_or(self.peers[peer].taken);
         let Peer { snapshots, begun, .. } = &mut self.peers[peer];
         *begun |= snapshots[superfluous].sent.items <= oldest.items;
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Keeps a snapshot of the dispatching process, and lets go of those that all workers' have passed.
+    /// Keeps a snapshot of the dispatching process, and removes those that are older than the snapshots of all workers.
     ///
-    /// Returns what is let go.
+    /// Returns the removed snapshots.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // They come by several ways.
+        // Snapshots arrive over several links, so they are sorted here.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();
@@ -286,7 +285,7 @@ impl<S> Books<S> {
     }
 }
 
-/// Snapshots of the dispatching process in the order in which they were made.
+/// The order in which snapshots of the dispatching process were taken.
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
     (dealt.pass, dealt.items())
 }

@@ -1,44 +1,43 @@
-//! The functions that main has had applied to the graphs of all children: which ones a child that takes the place of
-//! another one meets, in which order, and behind which items.
+//! Records the functions that the main process applies to the graphs of all children, so that a replacement child
+//! applies them in the same order and between the same items.
 //!
-//! It makes some items again, and a function that changes what a graph does is to meet it between the same two items
-//! as it met the child before it. So a child says with its acknowledgement how many items it had made. It acknowledges
-//! before it goes on: of a worker that has not, main has no item that was made behind the function, and behind what was
-//! received is as good a place as any. The items that the dispatching process had made before it could acknowledge are
-//! not known.
+//! A replacement recomputes some items. A function that changes the graph must be applied between the same two items as
+//! in the previous child. Therefore a child acknowledges a function together with the number of items that it has
+//! computed. It acknowledges before it continues. If a worker exits without an acknowledgement, the main process has no
+//! item that was computed after the function, so the function can be applied after the last received item. For a
+//! dispatching process that exits without an acknowledgement, the position is unknown.
 //!
-//! No function is left out, nor two equal ones taken for one: nobody knows what they do.
+//! Functions are never skipped or merged, because their effects are unknown.
 
-/// The place of one who runs no epoch, behind all items.
+/// The position of a child that runs no epoch: after all items.
 pub const BETWEEN: u64 = 1 << 47;
-/// A place that cannot be told.
+/// An unknown position.
 pub const UNTOLD: u64 = BETWEEN + 1;
 
-/// What is known of a child and a function.
+/// Where a child has applied a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 enum Met {
-    /// It was not told.
+    /// The function was not sent to the child.
     #[default]
     Unconcerned,
-    /// It was told, and nobody knows where it had come.
+    /// The function was sent, but the position of the child is unknown.
     Told,
-    /// It was behind so many items.
+    /// The child applied it after this number of items.
     Behind(u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Noted {
     number: u64,
-    /// By child.
     met: Vec<Met>,
 }
 
-/// The epochs of which functions are kept.
+/// The epochs for which functions are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Period {
-    /// The one before, which may be run again.
+    /// The previous epoch, which may be repeated.
     Earlier,
-    /// The one that runs.
+    /// The current epoch.
     Now,
 }
 
@@ -46,21 +45,22 @@ pub enum Period {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Calls {
     children: usize,
-    /// The number of the last function, from 1.
+    /// The number of the last function, counted from 1.
     number: u64,
-    /// Of epochs that nobody runs again; of the one before, as long as it may be run again; of the one that runs.
+    /// Functions of epochs that cannot be repeated, of the previous epoch while it may be repeated, and of the current
+    /// epoch.
     before: Vec<Noted>,
     earlier: Vec<Noted>,
     now: Vec<Noted>,
 }
 
 impl Calls {
-    /// None yet, for so many children.
+    /// Creates an empty record for this number of children.
     pub fn new(children: usize) -> Self {
         Self { children, number: 0, before: Vec::new(), earlier: Vec::new(), now: Vec::new() }
     }
 
-    /// An epoch begins; `again` says whether the one before may be run again. All children were settled.
+    /// Begins an epoch. `again` is true if the previous epoch may be repeated. All children must be settled.
     pub fn begin(&mut self, again: bool) {
         self.before.append(&mut self.earlier);
         let last = std::mem::take(&mut self.now);
@@ -71,7 +71,8 @@ impl Calls {
         }
     }
 
-    /// Notes a function that is about to be sent, and returns its number. All children have obeyed those before it.
+    /// Records a function that will be sent next, and returns its number. All children must have applied the functions
+    /// before it.
     pub fn note(&mut self) -> u64 {
         self.number += 1;
         self.now.push(Noted { number: self.number, met: vec![Met::default(); self.children] });
@@ -82,7 +83,7 @@ impl Calls {
         self.now.iter_mut().find(|noted| noted.number == number)
     }
 
-    /// Notes that a child is told of a function of this epoch.
+    /// Records that a function of this epoch is sent to a child.
     pub fn tell(&mut self, number: u64, child: usize) {
         if let Some(noted) = self.noted(number)
             && noted.met[child] == Met::Unconcerned
@@ -91,23 +92,23 @@ impl Calls {
         }
     }
 
-    /// Notes that a child is dead and not wanted any more in this epoch: the one that takes its place in the next one
-    /// is told instead.
+    /// Records that a child has exited and is not needed again in this epoch. Its replacement in the next epoch will
+    /// apply the function.
     pub fn rest(&mut self, number: u64, child: usize) {
         if let Some(noted) = self.noted(number) {
             noted.met[child] = Met::Behind(BETWEEN);
         }
     }
 
-    /// The functions of this epoch of which a child was told, and of which it is not known where it met them.
+    /// Returns the functions of this epoch that were sent to a child and have an unknown position.
     pub fn unsettled(&self, child: usize) -> Vec<u64> {
         self.now.iter().filter(|noted| noted.met[child] == Met::Told).map(|noted| noted.number).collect()
     }
 
-    /// Notes that a child has acknowledged a function of this epoch behind so many items.
+    /// Records that a child has acknowledged a function of this epoch at this position.
     ///
-    /// One that had taken a place has applied at once what came later in the run of the one before it, so it has met
-    /// all earlier functions there or before.
+    /// A replacement child immediately applies all functions that the previous child applied later in its run.
+    /// Therefore it has applied all earlier functions at this position or before.
     pub fn settle(&mut self, number: u64, child: usize, place: u64) {
         let Some(position) = self.now.iter().position(|noted| noted.number == number) else { return };
         self.now[position].met[child] = Met::Behind(place);
@@ -120,7 +121,7 @@ impl Calls {
         }
     }
 
-    /// Notes of a worker that has ended, and of which so many items were received, that it met the rest behind those.
+    /// Records that a worker has ended after `received` items, so it applied all other functions after them.
     pub fn settle_behind(&mut self, child: usize, received: u64) {
         for noted in &mut self.now {
             if noted.met[child] == Met::Told {
@@ -129,24 +130,24 @@ impl Calls {
         }
     }
 
-    /// Whether it is known where a child had come with each function of an epoch that may be run again.
+    /// Returns whether all positions are known at which a child applied functions of epochs that may be repeated.
     pub fn is_placed(&self, child: usize) -> bool {
         let unplaced = [Met::Told, Met::Behind(UNTOLD)];
         !self.earlier.iter().chain(&self.now).any(|noted| unplaced.contains(&noted.met[child]))
     }
 
-    /// The functions that one who takes the place of a child applies before anything else, in their order.
+    /// Returns the functions that a replacement child applies before anything else, in order.
     ///
-    /// `runs` says whether an epoch runs, in which it meets those of the epoch; `repeats`, whether it runs the rest of
-    /// the epoch before first, and meets that epoch's there.
+    /// `runs` is true if an epoch runs: its functions are then applied within it. `repeats` is true if the child first
+    /// repeats the end of the previous epoch, and applies the functions of that epoch within it.
     pub fn ahead(&self, child: usize, runs: bool, repeats: bool) -> Vec<u64> {
         let earlier = self.earlier.iter().filter(|_| !repeats);
         let noted = self.before.iter().chain(earlier).chain(self.now.iter().filter(|_| !runs));
         noted.filter(|noted| noted.met[child] != Met::Unconcerned).map(|noted| noted.number).collect()
     }
 
-    /// The functions that one who takes the place of a child meets in an epoch, in their order: behind how many items,
-    /// and which.
+    /// Returns the functions that a replacement child applies within an epoch, in order, as (number of items before it,
+    /// number of the function).
     pub fn within(&self, child: usize, period: Period) -> Vec<(u64, u64)> {
         let noted = match period {
             Period::Earlier => &self.earlier,
@@ -165,7 +166,7 @@ impl Calls {
 mod tests {
     use super::{BETWEEN, Calls, Period, UNTOLD};
 
-    /// A function of which all of two children were told.
+    /// Records a function that was sent to both children.
     fn told(calls: &mut Calls) -> u64 {
         let number = calls.note();
         (0..2).for_each(|child| calls.tell(number, child));

@@ -1,38 +1,40 @@
-//! The reader of one link or several: the peer of the next item, and the step to take while it is not there.
+//! Decides from which peer a reader of several links takes the next item, and what it does while that item is missing.
 
 use crate::round_robin::RoundRobin;
 
 /// The next step of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
-    /// Deliver what this peer has sent.
+    /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Take in what this peer has sent, to be delivered when its turn comes: the one whose turn it is cannot go on
+    /// Receive the next item of this peer, and store it until its turn. The peer whose turn it is cannot make progress
     /// before.
     TakeIn(usize),
     /// Wait.
     Wait,
-    /// A process has died without which nothing more comes: fail.
+    /// A required process has exited, so no more items arrive: fail.
     Fail,
-    /// All have ended.
+    /// All peers have ended.
     Over,
 }
 
-/// The order of peers, and whether one has died.
+/// The order of the peers, and whether a process has exited.
 ///
-/// **Taking in.** In strict order main keeps all but one worker within their windows. With dispatching that can be a
-/// circle: the one whose turn it is waits for an item from the dispatching process, which waits for the turn of another
-/// worker, who has used up its window and waits for main. A worker that waits for a dispatched item says so, and while
-/// the one whose turn it is says so, main takes in what the others have.
+/// **Receiving early.** In strict order, each worker has a window that limits how far it can be ahead. With a
+/// dispatching process, this could deadlock. The worker whose turn it is waits for an item from the dispatching
+/// process. That process waits until another worker, which is next in its order, accepts an item. The other worker has
+/// used up its window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched
+/// item, and meanwhile the main process receives items of the other workers early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
-    /// Whether a process has died that was watched.
+    /// Whether a watched process has exited.
     has_died: bool,
 }
 
 impl Collecting {
-    /// Collects from so many peers, in strict turn or as they come.
+    /// Creates the state for this number of peers. With `in_order`, items are taken in strict turns, otherwise as they
+    /// arrive.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
@@ -42,25 +44,25 @@ impl Collecting {
         self.turn.start();
     }
 
-    /// Begins inside an epoch: this peer has the turn.
+    /// Resumes an epoch at the turn of this peer.
     pub fn begin_at(&mut self, peer: usize) {
         self.turn.start_at(peer);
     }
 
-    /// Whether nothing is delivered out of turn.
+    /// Returns whether items are delivered in strict order.
     pub fn is_in_order(&self) -> bool {
         self.turn.is_in_order()
     }
 
-    /// The peer whose turn it is; None when all have ended.
+    /// The peer whose turn it is, or None if all have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
-    /// Returns what to do next.
+    /// Returns the next step.
     ///
-    /// `ready` tells whether something of a peer can be delivered, `arrived` whether something of it can be taken in,
-    /// `starves` whether a peer waits for the dispatching process.
+    /// `ready` returns whether an item of a peer can be delivered, `arrived` whether one can be received, and `starves`
+    /// whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -82,9 +84,9 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns the peer to take in from, because another one starves; None if none does or nothing is there.
+    /// Returns a peer from which to receive early because another peer starves, or None.
     ///
-    /// To be called by itself if main waits for anything else than an item of workers that may starve.
+    /// Call this directly when the main process waits for something other than an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -95,29 +97,29 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Passes the turn on, after an item was delivered.
+    /// Passes the turn on after an item was delivered.
     #[inline]
     pub fn advance(&mut self) {
         self.turn.advance();
     }
 
-    /// Notes that a peer has ended.
+    /// Records that a peer has ended.
     pub fn end(&mut self, peer: usize) {
         self.turn.end(peer);
     }
 
-    /// Notes that a process has died. Items that were sent before are delivered as far as the turns go; then
-    /// [`Next::Fail`] comes.
+    /// Records that a process has exited. Items that it sent before are still delivered as far as the order allows;
+    /// then [`Next::Fail`] is returned.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }
 
-    /// Notes that other processes have taken the places of all that had died.
+    /// Records that all exited processes are replaced.
     pub fn replaced(&mut self) {
         self.has_died = false;
     }
 
-    /// Whether a peer has ended.
+    /// Returns whether a peer has ended.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.turn.is_ended(peer)
     }

@@ -1,4 +1,4 @@
-//! The writer of one link or several: to whom the next item goes, and when a pass is over.
+//! Decides to which reader a writer of several links sends the next item, and when a pass ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -7,46 +7,46 @@ use crate::round_robin::RoundRobin;
 /// The next step of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
-    /// Make an item and send it to this reader.
+    /// Compute an item and send it to this reader.
     To(usize),
-    /// Make an item and drop it: it is the share of this reader, who wants no more, or has it already. Others still
-    /// want theirs.
+    /// Compute an item and drop it. It belongs to this reader, which does not want it or already has it. Other readers
+    /// still want items.
     Skip(usize),
-    /// Wait for this reader, whose turn it is.
+    /// Wait for this reader, because it has the turn.
     WaitFor(usize),
-    /// No reader wants more of this pass.
+    /// All readers have left this pass.
     Nobody,
 }
 
-/// The turn of the readers. It goes round whatever the readers do: which item is whose share depends on nothing but the
-/// item's number.
+/// The turns of the readers. The order does not depend on what the readers do, so the number of an item alone
+/// determines its reader.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
 }
 
 impl Dealing {
-    /// Deals to so many readers.
+    /// Creates the turns for this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }
 
-    /// Begins a pass: reader 0 has the turn.
+    /// Begins a pass at reader 0.
     pub fn begin(&mut self) {
         self.begin_at(0);
     }
 
-    /// Begins inside a pass: this reader has the turn.
+    /// Resumes a pass at this reader.
     pub fn begin_at(&mut self, reader: usize) {
         self.turn.start_at(reader);
     }
 
-    /// Returns the reader that has the turn; None once all have got their end.
+    /// The reader that has the turn, or None if all have received their end.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
-    /// Returns what to do next; `permit` tells what a reader allows.
+    /// Returns the next step. `permit` returns what a reader allows.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -71,29 +71,29 @@ impl Dealing {
         self.turn.peers()
     }
 
-    /// The readers that have not got their end.
+    /// The readers that have not received their end.
     fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Passes the turn on, after an item was sent or dropped.
+    /// Passes the turn on after an item was sent or dropped.
     #[inline]
     pub fn advance(&mut self) {
         self.turn.advance();
     }
 
-    /// Notes that a reader has got its end, or the error.
+    /// Records that a reader has received its end, or an error.
     pub fn end(&mut self, reader: usize) {
         self.turn.end(reader);
     }
 
-    /// Whether a reader has got its end, or the error.
+    /// Returns whether a reader has received its end, or an error.
     pub fn is_ended(&self, reader: usize) -> bool {
         self.turn.is_ended(reader)
     }
 
-    /// Whether the next pass is to begin, after this one has ended: somebody has asked for it, and nobody can still be
-    /// reading this one.
+    /// Returns whether the next pass should begin after the end of this one: a reader has requested it, and all readers
+    /// are finished with this one.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,12 +1,12 @@
-//! A reader's word to the writer of its link: one, so that it is never seen half-written.
+//! The word with which a reader informs the writer of a link. It is one word, so it cannot be read half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Epoch and pass are cut to their low bits, and items are counted modulo 2^30: writer and reader are never so far
-//! apart that this could deceive them, and if they were, an item would come early and be left where it is (see
+//! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. Writer and reader are never far
+//! enough apart to make this ambiguous. If they were, an item would be sent early and stay in the ring (see
 //! `Receiving`).
 
 use super::stream::Stream;
@@ -16,36 +16,36 @@ const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
 const EPOCH_BITS: u32 = 14;
 
-/// The wish of a stream's reader.
+/// What a reader wants from a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// So many items in all, modulo 2^30.
+    /// The total number of items wanted in this stream, modulo 2^30.
     Items(u32),
-    /// No more of this pass; perhaps another pass later.
+    /// No more items of this pass. Another pass may follow.
     Left,
-    /// No more in this epoch.
+    /// No more items in this epoch.
     Done,
 }
 
-/// A reader's word: which stream it reads, and what it wants of it.
+/// The current stream of a reader, and what it wants from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
     wish: Wish,
 }
 
-/// Where a reader is, seen from a writer at some stream.
+/// The position of a reader relative to the stream of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// At an earlier stream: it will come.
+    /// The reader is still in an earlier stream.
     Behind,
-    /// At this one, and wants so many items in all.
+    /// The reader is in this stream and wants this number of items in total.
     Here(u32),
-    /// It wants nothing more of this pass, but may ask for the next one.
+    /// The reader has left this pass, but may request the next one.
     Left,
-    /// It has asked for the next pass.
+    /// The reader has requested the next pass.
     Ahead,
-    /// It wants nothing more in this epoch.
+    /// The reader wants no more items in this epoch.
     Done,
 }
 
@@ -53,17 +53,17 @@ fn low(value: u32, bits: u32) -> u64 {
     u64::from(value) & ((1 << bits) - 1)
 }
 
-/// The difference of two numbers of which only `bits` low bits are known.
+/// The signed difference of two numbers that are known only modulo 2^`bits`.
 fn difference(left: u64, right: u64, bits: u32) -> i64 {
     let shift = 64 - bits;
     (left.wrapping_sub(right) << shift) as i64 >> shift
 }
 
 impl Grant {
-    /// The word of a reader that has not said anything yet.
+    /// The word before the reader has written one.
     pub const NONE: u64 = seal(0);
 
-    /// A reader at `stream` that wants `wish`.
+    /// The grant of a reader in `stream` that wants `wish`.
     pub fn new(stream: Stream, wish: Wish) -> Self {
         Self { stream, wish }
     }
@@ -81,7 +81,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// Returns the meaning of a stored word to a writer at `stream`; None if the word is damaged.
+    /// Interprets a stored word for a writer in `stream`. Returns None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;
@@ -104,7 +104,7 @@ impl Grant {
         })
     }
 
-    /// How many items a reader that wants `wanted` in all allows beyond `sent`; both count modulo 2^30.
+    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both count modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

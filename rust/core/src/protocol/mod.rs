@@ -1,24 +1,26 @@
-//! The protocol between the processes of a loader, as state machines that know no memory, no process and no Python.
+//! The protocol between the processes of a loader, as state machines without shared memory, processes or Python.
 //!
-//! Role: every decision of the protocol stands here. Rings, bells and pumps only carry it out: they show these machines
-//! what they read, and do what these say. So the same code runs between real processes and in the model checker
-//! (`tests/protocol/`), which visits every interleaving of small loaders.
+//! All decisions of the protocol are made here. The code for rings, bells and processes passes its observations to
+//! these machines and executes their decisions. Therefore the same code runs between real processes and in the model
+//! checker (`tests/protocol/`), which explores all interleavings of small loaders.
 //!
-//! | machine | party | decides |
+//! | machine | used by | decides |
 //! | --- | --- | --- |
-//! | [`Sending`] | the writer of a link | whether the reader wants one more item, none yet, or none any more |
+//! | [`Sending`] | the writer of a link | whether the reader wants another item now, later, or never |
 //! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
-//! | [`Receiving`] | the reader of a link | what to do with a unit: take it, drop it, leave it; what is granted |
-//! | [`Dealing`] | a worker's pump, the dispatching process | the reader of the next item; the end of a pass |
-//! | [`Owners`] | the dispatching process, main | the readers of dealt items that do not follow from their numbers |
-//! | [`Collecting`] | main, a worker that reads dispatched items | the next peer; whether to wait, take in, fail |
-//! | [`Books`] | main, a worker that reads dispatched items | the snapshots to keep |
-//! | [`Obedience`] | a child | what a command does to the epoch that it runs, and when it is acknowledged |
-//! | [`Replacing`] | main | whose places are taken when children die, and when that is given up |
-//! | [`Calls`] | main | which functions one that takes a place meets, in which order, behind which items |
+//! | [`Receiving`] | the reader of a link | whether to take, drop or leave a unit, and the grant |
+//! | [`Dealing`] | a worker, the dispatching process | the reader of the next item, and the end of a pass |
+//! | [`Owners`] | the dispatching process, the main process | the readers of dispatched items if they do not follow
+//! from the item numbers |
+//! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait,
+//! receive early or fail |
+//! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |
+//! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
+//! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
+//! | [`Calls`] | the main process | which functions a replacement applies, in which order and between which items |
 //!
-//! Together they promise, as the checker shows: nobody waits without somebody who will end the wait; no item is
-//! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
+//! The model checker verifies three properties. There is no deadlock. No item is lost, duplicated or delivered to
+//! another epoch. The exit of a process causes an error, and never looks like a normal end.
 
 mod account;
 mod books;

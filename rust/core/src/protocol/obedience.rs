@@ -1,21 +1,22 @@
-//! The obedience of a child: what a command does to the epoch that runs, and when it is acknowledged.
+//! Decides how a child reacts to commands: how a command affects the running epoch, and when it is acknowledged.
 
-/// A command of main.
+/// A command from the main process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Run the epoch of this number; the epoch that runs is given up.
+    /// Run the epoch with this number, and abandon the running epoch.
     Epoch(u32),
-    /// Run the rest of this epoch once more, for what outlives it. Main has all its items.
+    /// Repeat the end of this epoch to restore the state that outlives it. The main process already has all its items.
     Repeat(u32),
-    /// Apply the function of this number to the graph, between two items; the epoch that runs goes on. Functions count
-    /// from 1 and may come twice. Number 0 asks for the acknowledgement alone.
+    /// Apply the function with this number to the graph, between two items. The running epoch continues. Functions are
+    /// counted from 1 and may be sent twice. Number 0 only requests an acknowledgement.
     Call(u64),
-    /// End.
+    /// Exit.
     Stop,
 }
 
 impl Command {
-    /// The word that main orders before it sends the command; None if the command gives no epoch up.
+    /// The word that the main process publishes before it sends the command, or None if the command does not abandon an
+    /// epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -25,49 +26,49 @@ impl Command {
     }
 }
 
-/// The step that a child takes.
+/// The next step of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Leave the epoch that runs. The command is obeyed behind it.
+    /// Leave the running epoch, then execute the command.
     Leave,
     /// Run the epoch.
     Run(Acknowledged),
-    /// Apply the function, then acknowledge the command; go on where the child was.
+    /// Apply the function, acknowledge the command, then continue.
     Apply,
-    /// Acknowledge the command, as its function was applied before; go on where the child was.
+    /// Acknowledge the command without applying its function, which was applied before, then continue.
     Skip,
-    /// End the process.
+    /// Exit.
     End,
 }
 
 /// When a child acknowledges an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Acknowledged {
-    /// Before its first item.
+    /// Before the first item.
     Begun,
-    /// Behind its last item: main waits for what outlives the epoch.
+    /// After the last item, because the main process waits for the restored state.
     Done,
-    /// At both moments: a dispatching process comes to the end of an epoch only if its readers do, which main tells
-    /// next.
+    /// Both before and after. A dispatching process finishes an epoch only after its readers do, and the main process
+    /// commands them next.
     Both,
 }
 
-/// The state of a child as far as commands go. Commands are taken between two items, in their order.
+/// The state of a child with respect to commands. Commands are processed in order, between two items.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Obedience {
     dispatches: bool,
     runs: bool,
-    /// The latest function that was applied, or that the child applies by itself later in this run.
+    /// The latest function that was applied, or that the child will apply by itself in this run.
     applied: u64,
 }
 
 impl Obedience {
-    /// The obedience of a worker, or of a dispatching process.
+    /// Creates the state of a worker, or of a dispatching process.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false, applied: 0 }
     }
 
-    /// The step that a command asks for.
+    /// Returns the next step for a command.
     pub fn obey(&mut self, command: Command) -> Step {
         match command {
             Command::Call(number) if number > self.applied => {
@@ -88,24 +89,24 @@ impl Obedience {
         Step::Run(acknowledged)
     }
 
-    /// Notes that the epoch is over, or was left.
+    /// Records that the epoch has ended or was abandoned.
     pub fn leave(&mut self) {
         self.runs = false;
     }
 
-    /// Notes functions, up to this number, that came with the epoch: the child applies them if the process before it
-    /// did.
+    /// Records that functions up to this number were sent together with the epoch. The child applies them at the
+    /// positions of its predecessor.
     pub fn expect(&mut self, number: u64) {
         self.applied = self.applied.max(number);
     }
 
-    /// Whether an epoch runs.
+    /// Returns whether an epoch runs.
     pub fn runs(&self) -> bool {
         self.runs
     }
 
-    /// Whether a wait inside the graph, in the middle of an item of `epoch`, is in vain: main has ordered a later
-    /// epoch, or the end. A call does not end the wait: the item is made first.
+    /// Returns whether a wait within an item of `epoch` is useless because the main process has ordered a later epoch
+    /// or a stop. A call does not interrupt the wait: the item is finished first.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

@@ -1,41 +1,41 @@
-//! The reader's end of a link: which units are its own, and how much the writer may send.
+//! The reader's state of a link: which units belong to its stream, and how many items the writer may send.
 
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// The fate of a unit.
+/// What to do with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
-    /// It belongs to the stream that is read: take it.
+    /// The unit belongs to the current stream: take it.
     Take,
-    /// Its stream is over: drop it.
+    /// The unit belongs to an earlier stream: drop it.
     Drop,
-    /// Its stream has not begun here: leave it where it is, it will be wanted.
+    /// The unit belongs to a later stream: leave it in the ring.
     Leave,
 }
 
-/// The widest window: counters that are compared modulo 2^30 must not be further apart.
+/// The largest window. It ensures that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// The reader's side of a stream.
+/// The reader's state of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
-    /// Items taken of this stream, modulo 2^30.
+    /// Items taken in this stream, modulo 2^30.
     taken: u32,
-    /// Items that the writer may be ahead.
+    /// The number of items that the writer may be ahead.
     window: u32,
 }
 
 impl Receiving {
-    /// Begins to read a stream of which the writer may be `window` items ahead.
+    /// Begins a stream in which the writer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;
         self.set_window(window)
     }
 
-    /// The stream that is read.
+    /// The current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -50,42 +50,41 @@ impl Receiving {
         }
     }
 
-    /// Items that the writer may be ahead.
+    /// The number of items that the writer may be ahead.
     pub fn window(&self) -> u64 {
         u64::from(self.window)
     }
 
-    /// Changes how many items the writer may be ahead; 0 halts it.
+    /// Sets the number of items that the writer may be ahead. 0 pauses it.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
     }
 
-    /// Counts an item as taken: the writer may make another one.
+    /// Counts a taken item and returns the grant for another one.
     #[inline]
     pub fn take(&mut self) -> Grant {
         self.taken = self.taken.wrapping_add(1);
         self.grant()
     }
 
-    /// Returns what the writer may send as things are.
+    /// Returns the current grant.
     #[inline]
     pub fn grant(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window)))
     }
 
-    /// The grant of a reader that takes in what it has not asked for, so that the writer comes on: at least one more
-    /// item.
+    /// Returns a grant for at least one more item, even if the window is 0.
     pub fn one_more(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// No more of this pass.
+    /// Returns the word that leaves this pass.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// No more of the epoch number `epoch`.
+    /// Returns the word that finishes the epoch with this number.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

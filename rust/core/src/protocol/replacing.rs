@@ -1,51 +1,50 @@
-//! Replaces children that have died: decides which places are taken, when to give up, and what the new children do
-//! first.
+//! Decides which children are replaced after a process exits, when to give up, and what the replacements do first.
 //!
-//! Without a dispatching process a worker is replaced alone. With one, all children are replaced together, because
-//! items of the others were in their memory alone.
+//! Without a dispatching process, each worker is replaced on its own. With one, all children are replaced together,
+//! because some items of the others existed only in their memory.
 
-/// Deaths of one child at one item after which the loader gives up.
+/// The number of exits of one child at the same item after which the loader gives up.
 pub const TRIES: usize = 3;
 
-/// The deaths of one child since it made progress.
+/// The exits of one child since it made progress.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and how many items were received.
+    /// The epoch, and the number of items received.
     at: (u32, u64),
-    /// The process that died last.
     process: Option<u64>,
     count: usize,
 }
 
-/// The verdict on a death.
+/// The result for one exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// How many processes have died at this item.
+    /// The number of processes that have exited at this item.
     pub deaths: usize,
-    /// Whether the death of this process was not judged before.
+    /// Whether this exit was not counted before.
     pub is_new: bool,
 }
 
 impl Verdict {
-    /// Whether no other process is to try that item.
+    /// Returns whether no further process should try this item.
     pub fn is_final(self) -> bool {
         self.deaths >= TRIES
     }
 }
 
-/// The places of the children, the dispatching process last.
+/// The state of all children. The dispatching process is the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether workers may still read dispatched items, though main has everything: they repeat the epoch.
+    /// Whether workers that repeat the epoch may still read dispatched items although the main process has received
+    /// everything.
     repeating: bool,
 }
 
 impl Replacing {
-    /// The places of so many workers, and of a dispatching process if there is one.
+    /// Creates the state for this number of workers, and a dispatching process if `dispatches` is true.
     pub fn new(workers: usize, dispatches: bool) -> Self {
         let children = workers + usize::from(dispatches);
         Self {
@@ -57,21 +56,22 @@ impl Replacing {
         }
     }
 
-    /// Notes that an epoch begins: children that rested are wanted again.
+    /// Records that an epoch begins, for which all children are needed again.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
     }
 
-    /// Whether a child has died, and is not wanted any more in this epoch.
+    /// Returns whether a child has exited and is not needed again in this epoch.
     pub fn rests(&self, child: usize) -> bool {
         self.resting[child]
     }
 
-    /// The children whose places are to be taken; the others of the dead rest.
+    /// Returns the children to replace. Other children that have exited are not needed again in this epoch.
     ///
-    /// `ended` says by worker whether main has all its items of the epoch. With dispatching the dead are wanted even if
-    /// it has all of everybody, as long as somebody repeats the epoch: who starves there would obey nothing.
+    /// `ended` contains, for each worker, whether the main process has all its items of the epoch. With a dispatching
+    /// process, replacements are needed even if all workers have ended, as long as one of them repeats the epoch,
+    /// because it may wait for dispatched items and would not obey commands.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -84,10 +84,10 @@ impl Replacing {
         wanted
     }
 
-    /// Judges the death of a process in a place that is wanted.
+    /// Counts the exit of a process that must be replaced.
     ///
-    /// Deaths count as long as nothing was received between them. `received` says by worker how many items were;
-    /// `halted`, that nobody is to make items, so that the process has not tried.
+    /// Exits are counted until an item is received. `received` contains the number of received items by worker.
+    /// `halted` is true if all children are paused, so the process cannot have tried an item.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -100,22 +100,23 @@ impl Replacing {
         Verdict { deaths: deaths.count, is_new }
     }
 
-    /// The number of the item, counted from 0 in the epoch, at which a child was.
+    /// The number of the item, counted from 0 in the epoch, that a child was computing.
     pub fn item_of(&self, child: usize, received: &[u64]) -> u64 {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Whether the child that takes the place repeats an epoch of which main has everything, instead of running it.
+    /// Returns whether the replacement repeats an epoch from which the main process has received everything, instead of
+    /// running it.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;
         repeats
     }
 
-    /// Whether those that take places run the rest of the epoch before this one first, for what outlives it.
+    /// Returns whether replacements first repeat the end of the previous epoch, to restore the state that outlives it.
     ///
-    /// `outlives` says whether something in the graphs outlives epochs, `begins` whether one of them has no snapshot of
-    /// the present epoch, which would hold that.
+    /// `outlives` is true if the graphs contain such state. `begins` is true if a child has no snapshot of the current
+    /// epoch, which would contain that state.
     pub fn repeats_earlier(outlives: bool, begins: bool) -> bool {
         outlives && begins
     }

@@ -1,30 +1,31 @@
-//! The writer's end of a link: how much the reader wants.
+//! The writer's state of a link: how many items the reader wants.
 
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
 
-/// Whether an item may go out.
+/// Whether the writer may send an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
     /// The reader wants it.
     Now,
-    /// The reader wants none yet: it has enough, or has not come to this stream.
+    /// The reader does not want it yet: its window is full, or it has not reached this stream.
     Wait,
-    /// The reader wants no more of this stream: what is due to it is dropped.
+    /// The reader wants no more items of this stream, so they are dropped.
     Unwanted,
-    /// The reader got it from an earlier run of this stream: it is made again, compared and dropped.
+    /// The reader has it from an earlier run of this stream, so it is recomputed, compared and dropped.
     Again,
 }
 
-/// The read-ahead in bytes: what a writer may have sent of large buffers that its reader has not taken, at first.
+/// The limit for read-ahead in bytes: how many bytes of large buffers a writer may have in flight.
 ///
-/// A window is a number of items, and of large ones it may be gigabytes that nobody is to use soon. An item of any size
-/// goes out while nothing is on its way. A reader that has taken as much as it allowed, and then had to wait, allows
-/// twice as much; one that waits although less was on its way has no use for more.
+/// A window is a number of items, which may amount to gigabytes if items are large. An item of any size can be sent
+/// while no other item is in flight. The limit doubles if a reader had to wait after it took as many bytes as the
+/// limit. It halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not
+/// help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
-    /// Bytes that were taken since the reader last waited.
+    /// Bytes taken since the reader last waited.
     taken: u64,
 }
 
@@ -35,22 +36,22 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The least that a reader allows.
+    /// The lowest limit.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
-    /// The bytes that the reader allows.
+    /// The current limit in bytes.
     pub fn allowed(self) -> u64 {
         self.allowed
     }
 
-    /// Counts bytes that were taken.
+    /// Counts taken bytes.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Notes that the reader waits for the writer; returns whether other bytes are allowed from now on.
+    /// Records that the reader waits for the writer. Returns whether the limit has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -60,15 +61,16 @@ impl Ahead {
     }
 }
 
-/// The writer's side of a stream.
+/// The writer's state of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,
     /// Items sent in this stream, modulo 2^30.
     sent: u32,
-    /// Items that the reader wants beyond them, as last read. It may want more by now, and fewer if it has paused.
+    /// The number of further items that the reader wanted when its word was last read. The reader may want more by now,
+    /// or fewer if it has paused the writer.
     credit: u32,
-    /// Items to make again before the first that goes out.
+    /// The number of items to recompute before the first one is sent.
     owed: u64,
 }
 
@@ -78,34 +80,34 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the first `items` of the stream come again: the reader has them from an earlier run.
+    /// Requires the first `items` of the stream to be recomputed, because the reader has them from an earlier run.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
 
-    /// Items that are still to be made again.
+    /// The number of items that are still to be recomputed.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.owed
     }
 
-    /// Counts an item that was made again.
+    /// Counts a recomputed item.
     pub fn made_again(&mut self) {
         self.owed = self.owed.saturating_sub(1);
     }
 
-    /// The stream that units belong to.
+    /// The current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// Whether an item may go out, by what was last read.
+    /// Returns whether an item may be sent, without reading the word again.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Whether an item may go out, by the reader's word; None if that is damaged.
+    /// Returns whether an item may be sent according to the reader's word, or None if the word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -124,19 +126,19 @@ impl Sending {
         })
     }
 
-    /// The same for a writer that is as many bytes ahead as the reader allows (see [`Ahead`]): the next item waits until
-    /// something was taken.
+    /// Like `permit`, for a writer at its limit in bytes (see [`Ahead`]): the next item waits until the reader takes
+    /// one.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Where the reader is; None if its word is damaged.
+    /// The position of the reader, or None if its word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }
 
-    /// Counts an item that went out.
+    /// Counts a sent item.
     #[inline]
     pub fn sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);

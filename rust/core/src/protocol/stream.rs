@@ -1,16 +1,16 @@
-//! The stream that a unit belongs to: an epoch, and a pass of the dispatching process in it.
+//! Identifies the stream of a unit: an epoch, and a pass of the dispatching process in it.
 
 use std::fmt;
 
-/// One run of a pipe over one link: the epoch that main commanded, and which time in it the pipe is read.
+/// One iteration over a pipe through one link: the epoch, and the pass within that epoch.
 ///
-/// Streams are ordered as they happen. Every unit carries its own. Passes count from 1; only a reader of dispatched
-/// items whose graph reads its source again (`cycle`) comes beyond the first.
+/// Streams are ordered by time. Every unit contains its stream. Passes are counted from 1. Only a reader of dispatched
+/// items with a pipe such as `cycle`, which iterates over its source several times, goes beyond the first pass.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 
 impl Stream {
-    /// The pass number `pass` of the epoch number `epoch`.
+    /// The pass `pass` of the epoch `epoch`.
     pub const fn new(epoch: u32, pass: u32) -> Self {
         Self(((epoch as u64) << 32) | pass as u64)
     }
@@ -20,27 +20,27 @@ impl Stream {
         Self::new(epoch, 1)
     }
 
-    /// As it stands in a unit's header.
+    /// Converts from the format in the header of a unit.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// As it stands in a unit's header.
+    /// Converts to the format in the header of a unit.
     pub const fn raw(self) -> u64 {
         self.0
     }
 
-    /// The epoch.
+    /// The number of the epoch.
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// The pass in that epoch.
+    /// The number of the pass in that epoch.
     pub const fn pass(self) -> u32 {
         self.0 as u32
     }
 
-    /// The pass after this one.
+    /// The next pass of the same epoch.
     pub const fn next_pass(self) -> Self {
         Self::new(self.epoch(), self.pass().wrapping_add(1))
     }

@@ -1,4 +1,5 @@
-//! Reading ahead: the queue between threads and the consumer of their results, and the place of that consumer.
+//! Reading ahead: the queue between worker threads and the consumer of their results, and the position of that
+//! consumer.
 
 pub mod ordered;
 pub mod place;

@@ -1,67 +1,68 @@
-//! The place of a consumer whose source is read ahead: a mark of the source, and what was given after it.
+//! The position of a consumer with a source that is read ahead: a snapshot of the source, and the items delivered after
+//! it.
 //!
-//! Role: items are numbered as they are taken from the source. At some of them a mark was made (a state of the source
-//! after the item). The consumer notes each result that it gets, in order or not; so the place never depends on what is
-//! in flight. An iteration that goes on from it reads the source from the mark again, and drops the results that were
-//! given already.
+//! Items are numbered as they are taken from the source. After some items, a mark is made: a snapshot of the source.
+//! The consumer records each result that it receives, in order or not. Therefore the position does not depend on items
+//! in flight. To resume, the source is restored from the mark, and the results that were already delivered are dropped.
 //!
-//! Marks that are not needed any more are collected in [`Place::spent`]: if they are Python objects, dropping one may run
-//! foreign code, which must not run while a place is held.
+//! Marks that are no longer needed are collected in [`Place::spent`]. If they are Python objects, dropping one may run
+//! arbitrary code, which must not happen while the position is locked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of an item, from the mark with which the place began.
+/// The number of an item, counted from the first mark.
 pub type Index = u64;
 
-/// Where a consumer stands.
+/// The position of a consumer.
 #[derive(Debug)]
 pub struct Place<M> {
     mark: M,
-    /// How many items after the mark were given without a gap.
+    /// The number of items delivered after the mark without a gap.
     steps: u64,
-    /// The number of the first item that was not given.
+    /// The number of the first item that was not delivered.
     next: Index,
-    /// Numbers beyond it of items that were given, and marks after such. In strict order there are none.
+    /// Numbers of delivered items after the gap, and their marks. Empty in strict order.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Marks to be dropped.
+    /// Marks to drop.
     pub spent: Vec<M>,
 }
 
 impl<M> Place<M> {
-    /// The place at which `steps` items after a mark were given, and those with the numbers `ahead`, counted from the mark.
+    /// Creates the position after `steps` items from a mark, and the items with the numbers `ahead`, counted from the
+    /// mark.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// The last mark that no item before it is missing for.
+    /// The last mark before which all items were delivered.
     pub fn mark(&self) -> &M {
         &self.mark
     }
 
-    /// How many items after the mark were given without a gap.
+    /// The number of items delivered after the mark without a gap.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// How many items were given, without the gap or beyond it, since the place began.
+    /// The number of all items delivered, including those after the gap.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 
-    /// The numbers of items beyond the gap that were given, counted from the mark.
+    /// The numbers of delivered items after the gap, counted from the mark.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// All marks that it holds.
+    /// All marks, including spent ones.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Notes that an item is given, and the mark after it if one was made.
+    /// Records a delivered item, and its mark if there is one.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);
@@ -76,7 +77,7 @@ impl<M> Place<M> {
         }
     }
 
-    /// Notes the mark after an item that was given before the place began.
+    /// Records the mark of an item that was delivered earlier.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);
@@ -115,14 +116,14 @@ mod tests {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
-    /// All that is given at a place, by the numbers of items from the beginning; a mark is the number of the next item.
+    /// All items delivered at a position, as numbers from the beginning. A mark is the number of the next item.
     fn given(place: &Place<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
     }
 
     #[test]
-    fn in_order_the_last_mark_and_the_steps_since_are_kept() {
+    fn in_order_the_last_mark_and_the_items_since_are_kept() {
         let mut place = Place::new(0, 0, []);
         for index in 0..7 {
             place.note(index, (index % 3 == 2).then_some(index + 1));
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_order_gaps_are_kept_and_closed_whatever_was_marked() {
+    fn out_of_order_gaps_are_kept_and_closed_for_any_marks() {
         for marked in [[true; 4], [false; 4], [true, false, true, false], [false, true, false, true]] {
             let mut place = Place::new(0, 0, []);
             let mut seen = Vec::new();
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_after_an_item_that_was_given_before_brings_the_place_nearer() {
+    fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
         let mut place = Place::new(0, 3, [4]);
         assert_eq!(given(&place), [0, 1, 2, 4]);
         place.note_late(1, 2);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_comes_late_counts_though_the_gap_was_closed_before() {
+    fn a_late_mark_counts_although_the_gap_was_already_closed() {
         let mut place = Place::new(0, 0, [1]);
         place.note(0, None);
         place.note_late(1, 2);

@@ -1,24 +1,23 @@
-//! Rank 0's part: counts the values of all ranks, tells them the least, and judges when one stays away.
+//! The state machine of rank 0: it collects the values of all ranks, sends them the minimum, and decides which ranks
+//! are at fault if an operation fails.
 
 use std::time::Instant;
 
 use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
-/// The hub's knowledge of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
-    /// It has never come.
     Empty,
-    /// It is connected. `heard` is when it was last heard of, None until it gives signs of life.
-    Taken { heard: Option<Instant> },
-    /// It said goodbye.
+    /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
+    Taken {
+        heard: Option<Instant>,
+    },
     Parted,
-    /// Its connection broke.
     Dead,
 }
 
-/// A rank has waited long enough: those who are missing are listened for, then judged.
+/// A rank has timed out. The hub waits for messages of the missing ranks, and then decides.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -26,14 +25,14 @@ struct Trial {
     begun: Instant,
 }
 
-/// The state of rank 0. Numbers of ranks that come from outside are checked by [`Hub::receive`]'s caller.
+/// The state of rank 0. The caller of [`Hub::receive`] checks rank numbers from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
-    /// The operation that is under way, or the next one: 0 is the opening.
+    /// The current or next operation. 0 is the opening.
     operation: u64,
-    /// The ranks that have come to it, with their values. Rank 0's own is the first.
+    /// The values received for this operation, by rank. The first one is that of rank 0.
     values: Vec<Option<i64>>,
-    /// By rank; rank 0's own is not used.
+    /// By rank. The entry of rank 0 is unused.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -42,7 +41,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A hub for `size` ranks, itself included, to which nobody has come yet.
+    /// Creates a hub for `size` ranks including itself. No member is connected.
     pub fn new(size: u32) -> Self {
         let size = size as usize;
         Self {
@@ -56,12 +55,13 @@ impl Hub {
         }
     }
 
-    /// Whether a member may take its seat: at the opening, also anew, if its first connection failed.
+    /// Returns whether a member may connect. It may do so during the opening, and also reconnect if its first
+    /// connection failed.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// A member has come, which is its value of the opening.
+    /// A member has connected, which counts as its value for the opening.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -71,7 +71,7 @@ impl Hub {
         }
     }
 
-    /// Rank 0's own value of the next operation, whose number is returned.
+    /// Submits rank 0's value for the next operation, and returns the number of that operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         let operation = self.operation;
         self.values[0] = Some(value);
@@ -79,32 +79,32 @@ impl Hub {
         operation
     }
 
-    /// How an operation of this rank ended, if it has.
+    /// The result of an operation of this rank, if it is finished.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Why no operation ends any more, if that is so.
+    /// The reason why all operations fail, if any.
     pub fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref()
     }
 
-    /// Rank 0 has waited for an operation as long as it would.
+    /// Rank 0 has timed out in an operation.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);
     }
 
-    /// Rank 0 wants the end of the operation that it is at no longer.
+    /// Rank 0 abandons its current operation.
     pub fn leave(&mut self) {
         self.fail(Fault::Left, vec![0], 0);
     }
 
-    /// Rank 0 goes in good order.
+    /// Rank 0 leaves regularly.
     pub fn part(&mut self) {
         self.tell_all(&Message::Bye);
     }
 
-    /// Takes a message of a member that has a seat.
+    /// Processes a message from a connected member.
     pub fn receive(&mut self, rank: u32, message: Message, now: Instant) {
         if let Seat::Taken { heard } = &mut self.seats[rank as usize]
             && (heard.is_some() || message == Message::Beat)
@@ -128,7 +128,7 @@ impl Hub {
         self.judge(now);
     }
 
-    /// The connection of a member broke, or what came over it is no message.
+    /// The connection of a member broke, or it sent invalid data.
     pub fn lose(&mut self, rank: u32) {
         if let Seat::Taken { .. } = self.seats[rank as usize] {
             self.seats[rank as usize] = Seat::Dead;
@@ -136,25 +136,24 @@ impl Hub {
         }
     }
 
-    /// Judges what is due. To be called at least once a beat while an operation is under way.
+    /// Checks timeouts. Call at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         self.judge(now);
     }
 
-    /// Gives all members a sign of life.
+    /// Sends a heartbeat to all members.
     pub fn beat(&mut self) {
         self.tell_all(&Message::Beat);
     }
 
-    /// Messages to be sent, with their ranks.
+    /// Returns the messages to send, with their ranks.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Ends the operation if all have come to it, or if one that has not never will.
+    /// Finishes the operation if all values are there, or if a missing rank can never send its value.
     fn go_on(&mut self) {
-        // A rank that has waited too long was told so: an operation on trial ends for nobody, though its last rank may
-        // come yet.
+        // If a rank has timed out, the operation fails for all ranks, even if the last value arrives now.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }
@@ -172,7 +171,7 @@ impl Hub {
         }
     }
 
-    /// Those of some ranks that never come any more, and why.
+    /// Returns which of these ranks can never send a value, and the reason.
     fn gone_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
         [(Seat::Dead, Fault::Dead), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
             let found: Vec<u32> = ranks.clone().filter(|&rank| self.seats[rank as usize] == seat).collect();
@@ -185,14 +184,14 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // Else the operation has ended, and the answer is on its way.
+        // Otherwise the operation has ended, and its result is in transit.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.judge(now);
         }
     }
 
-    /// Ends a trial when each of the missing ranks was heard of, or has been listened for long enough.
+    /// Decides when each missing rank has sent a message, or when the waiting time is over.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

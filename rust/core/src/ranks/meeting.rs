@@ -1,8 +1,9 @@
-//! Carries the messages of hub and members: sockets, the thread that serves them, and the waits of callers.
+//! Transmits the messages of hub and members: sockets, the thread that serves them, and the waits of callers.
 //!
-//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, each caller serves
-//! the sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes
-//! nothing but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
+//! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts its thread, callers serve the
+//! sockets while they wait. Therefore a program that creates meetings and then forks workers has no thread at the fork.
+//! The thread needs only the lock of the table, which is never held during a wait. Therefore the thread sends
+//! heartbeats no matter what the program does.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -22,13 +23,13 @@ use super::stream::Stream;
 use super::{Answer, BEAT, Verdict};
 use crate::process::signals::without_signals;
 
-/// Longest uninterrupted wait of one who asks.
+/// The longest uninterrupted wait of a caller.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// How long one who connects may take to say who it is.
+/// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// Connections of which nobody knows whose they are, beside as many as there are ranks. Each costs a descriptor.
+/// The maximum number of unidentified connections, in addition to one per rank. Each uses a descriptor.
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]
@@ -37,25 +38,25 @@ enum Role {
     Member(Member),
 }
 
-/// Where members come in, until all have.
+/// Accepts members until all are connected.
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Connections, with their times, that have not said their rank. The oldest is the first.
+    /// Unidentified connections and their times, oldest first.
     callers: VecDeque<(Stream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Takes in some who have connected. If there are more than `most`, the oldest has to go: a rank says who it is
-    /// as soon as it has connected, and is heard before the next ones are taken in.
+    /// Accepts connections. If there are more than `most`, the oldest is closed. A rank identifies itself as soon as it
+    /// is connected, and its message is read before the next connections are accepted.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(Stream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // No descriptor is left, which a stranger may have taken.
+                // The process has no free descriptor. An unidentified connection may use one.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -65,24 +66,23 @@ impl Door {
     }
 }
 
-/// Whether two secrets are equal, which takes as long wherever they differ.
 fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The word by which a member is let in, and the hub's answer.
+/// The secrets with which a member and the hub identify themselves.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
-    /// The member's.
+    /// The secret of members.
     pub hello: Token,
-    /// The hub's.
+    /// The secret of the hub.
     pub welcome: Token,
 }
 
-/// Something to wait for, and whether it is also waited for to take bytes.
+/// A descriptor to poll, and whether to poll it for writing too.
 type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 
-/// The role of this rank with its connections, by the rank at the other end.
+/// The role of this rank and its connections, by rank.
 #[derive(Debug)]
 struct Table {
     role: Role,
@@ -92,7 +92,7 @@ struct Table {
 }
 
 impl Table {
-    /// Takes in what has come, judges, and sends what is to be sent.
+    /// Receives messages, checks timeouts, and sends messages.
     fn turn(&mut self, now: Instant) {
         self.let_in(now);
         for (rank, stream) in (0..).zip(&mut self.streams) {
@@ -172,36 +172,36 @@ impl Table {
     }
 }
 
-/// The state that the thread and its callers share.
+/// The state shared by the thread and its callers.
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// Told when an operation may have ended.
+    /// Notified when an operation may have ended.
     changed: Condvar,
-    /// Written to where the thread is to look anew at what it waits for; it reads at the other end.
+    /// Written to wake the thread, which polls the other end.
     wake: UnixStream,
 }
 
 impl Shared {
-    /// A thread that panicked held the lock between whole events, so the data is whole.
+    /// If a thread panicked while it held the lock, the data is still consistent, because the lock spans whole events.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something comes, or for so long, and sees to it.
+    /// Polls for up to `timeout`, and processes all events.
     fn serve_once(&self, woken: Option<&UnixStream>, timeout: Duration) {
         let sources = self.lock().sources();
         let flags = |&sends: &bool| if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
         fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // All are looked at next, even after an interruption.
+        // All sources are read next, even after an interruption.
         let _ = poll(&mut fds, Some(&timeout));
         self.lock().turn(Instant::now());
         self.changed.notify_all();
     }
 
-    /// Runs in the thread: serves, and gives a sign of life with each beat.
+    /// Runs in the thread: serves the sockets and sends heartbeats.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {
@@ -219,11 +219,11 @@ impl Shared {
     }
 }
 
-/// All ranks of a job, as one of them sees it. See the module.
+/// The connection of one rank to all ranks of a job. See the module.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The thread, and the end of `wake` that it reads from before it starts.
+    /// The thread, and the end of `wake` for the thread before it starts.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -237,7 +237,8 @@ impl Meeting {
         Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
     }
 
-    /// Rank 0's: expects the other ranks of `size` at the listener. Operation 0 ends when all have come.
+    /// Creates the meeting of rank 0, which expects `size - 1` other ranks at the listener. Operation 0 ends when all
+    /// are connected.
     pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
@@ -246,7 +247,8 @@ impl Meeting {
         Self::new(Role::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Another rank's: asks the hub at the other end of a socket to be let in. Operation 0 ends when all have come.
+    /// Creates the meeting of another rank, and connects to the hub through a socket. Operation 0 ends when all ranks
+    /// are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -263,7 +265,7 @@ impl Meeting {
         Self::new(Role::Member(Member::new(rank)), vec![Some(Stream::new(socket)?)], None)
     }
 
-    /// Starts the thread, unless it runs.
+    /// Starts the thread, unless it is running.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };
@@ -273,7 +275,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Gives this rank's value of the next operation, whose number is returned.
+    /// Submits this rank's value for the next operation, and returns the number of that operation.
     pub fn submit(&self, value: i64) -> u64 {
         let mut table = self.shared.lock();
         let operation = match &mut table.role {
@@ -284,7 +286,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits for the end of an operation, for at most a slice.
+    /// Waits for the end of an operation, for at most `slice`.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -308,11 +310,11 @@ impl Meeting {
         }
     }
 
-    /// Says that this rank has waited for an operation as long as it would. Its answer comes soon, whatever happens.
+    /// Reports that this rank has timed out in an operation. Its result follows soon in any case.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // A process that was stopped finds its time up, with all that came meanwhile unread.
+        // If the process was stopped, the timeout may have passed while messages are unread. Read them first.
         table.turn(now);
         match &mut table.role {
             Role::Hub(hub) => hub.give_up(operation, now),
@@ -321,7 +323,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Says that this rank wants the end of the operation that it is at no longer, nor any other.
+    /// Reports that this rank abandons its current operation and will not start another.
     pub fn leave(&self) {
         let mut table = self.shared.lock();
         match &mut table.role {
@@ -331,7 +333,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Why no operation ends any more, if that is so.
+    /// The reason why all operations fail, if any.
     pub fn verdict(&self) -> Option<Verdict> {
         match &self.shared.lock().role {
             Role::Hub(hub) => hub.verdict().cloned(),
@@ -339,7 +341,7 @@ impl Meeting {
         }
     }
 
-    /// The descriptors that a forked child has inherited, in which they keep connections open.
+    /// The descriptors that a forked child inherits. They keep the connections open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -357,13 +359,13 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // If it cannot take a byte, there are enough in it.
+        // If the socket cannot accept a byte, it contains enough of them.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }
 
 impl Drop for Meeting {
-    /// Says goodbye to the other ranks, and ends the thread. All sockets close.
+    /// Tells the other ranks that this rank leaves, and stops the thread. All sockets are closed.
     fn drop(&mut self) {
         let mut table = self.shared.lock();
         match &mut table.role {
@@ -375,7 +377,7 @@ impl Drop for Meeting {
         self.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
         if let Some(thread) = thread {
-            // It waits for nothing but its sockets, of which `wake` is one, and the lock.
+            // The thread waits only for the lock and for its sockets, which include `wake`.
             let _ = thread.join();
         }
     }

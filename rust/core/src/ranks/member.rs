@@ -1,24 +1,23 @@
-//! The part of every rank but 0: gives its values to the hub and takes its word for all but the hub's own death.
+//! The state machine of all ranks except 0: it sends values to the hub, and trusts the hub's decisions unless the hub
+//! itself fails.
 
 use std::time::Instant;
 
 use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
-/// The rank of the hub.
 const HUB: u32 = 0;
 
-/// The state of a rank that is connected to the hub and has said hello.
+/// The state of a rank that is connected to the hub and has identified itself.
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The operation that is under way, or the next one: 0 is the opening, to which the hello belongs.
+    /// The current or next operation. 0 is the opening, for which the hello message counts as value.
     operation: u64,
-    /// When the hub was last heard of, None until it gives signs of life.
+    /// The time of the last message from the hub, or None before its first heartbeat.
     heard: Option<Instant>,
-    /// Whether the hub said goodbye.
     parted: bool,
-    /// Since when this rank has waited too long, and for which operation.
+    /// When this rank has timed out, and in which operation.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -26,7 +25,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// The member with a rank above 0.
+    /// Creates the member with a rank above 0.
     pub fn new(rank: u32) -> Self {
         Self {
             rank,
@@ -40,7 +39,7 @@ impl Member {
         }
     }
 
-    /// This rank's value of the next operation, whose number is returned.
+    /// Submits this rank's value for the next operation, and returns the number of that operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         if self.operation > 0 {
             self.outgoing.push(Message::Value { operation: self.operation, value });
@@ -48,17 +47,17 @@ impl Member {
         self.operation
     }
 
-    /// How an operation of this rank ended, if it has.
+    /// The result of an operation of this rank, if it is finished.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Why no operation ends any more, if that is so.
+    /// The reason why all operations fail, if any.
     pub fn verdict(&self) -> Option<&Verdict> {
         self.verdict.as_ref()
     }
 
-    /// This rank has waited for an operation as long as it would: the hub is asked who is to blame.
+    /// This rank has timed out in an operation. The hub is asked which ranks are at fault.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         if operation == self.operation && self.gave_up.is_none() && self.verdict.is_none() {
             self.gave_up = Some((operation, now));
@@ -66,7 +65,7 @@ impl Member {
         }
     }
 
-    /// This rank wants the end of the operation that it is at no longer.
+    /// This rank abandons its current operation.
     pub fn leave(&mut self) {
         if self.verdict.is_none() {
             self.outgoing.push(Message::Left);
@@ -74,12 +73,12 @@ impl Member {
         }
     }
 
-    /// This rank goes in good order.
+    /// This rank leaves regularly.
     pub fn part(&mut self) {
         self.outgoing.push(Message::Bye);
     }
 
-    /// Takes a message of the hub.
+    /// Processes a message from the hub.
     pub fn receive(&mut self, message: Message, now: Instant) {
         if self.heard.is_some() || message == Message::Beat {
             self.heard = Some(now);
@@ -101,15 +100,16 @@ impl Member {
         }
     }
 
-    /// The connection to the hub broke, or what came over it is no message.
+    /// The connection to the hub broke, or the hub sent invalid data.
     pub fn lose(&mut self) {
         self.fail(Fault::Dead);
     }
 
-    /// Judges the hub, if it owes an answer. To be called at least once a beat while an operation is under way.
+    /// Checks whether the hub has timed out. Call at least once per heartbeat interval during an operation.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The hub answers at once, or after it has listened for others; it is itself listened for as long as they.
+        // The hub answers at once, or after it has waited for other ranks. The member waits for the hub as long as the
+        // hub waits for them.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {
@@ -118,12 +118,12 @@ impl Member {
         }
     }
 
-    /// Gives the hub a sign of life.
+    /// Sends a heartbeat to the hub.
     pub fn beat(&mut self) {
         self.outgoing.push(Message::Beat);
     }
 
-    /// Messages to be sent to the hub.
+    /// Returns the messages to send to the hub.
     pub fn outgoing(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.outgoing)
     }

@@ -1,64 +1,64 @@
-//! Messages between hub and members: frames of a kind, a length, and fixed-width little-endian fields.
+//! The messages between hub and members: frames with a kind, a length, and fixed-width little-endian fields.
 
 use super::{Fault, Verdict};
 
-/// The secret by which two ranks of one group recognise each other among all that may connect to a port.
+/// The secret with which two ranks of a group recognize each other, because any program can connect to a port.
 pub type Token = [u8; 16];
 
-/// One frame.
+/// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// A member's first: who it is. It stands for its value of operation 0, the opening.
+    /// The first message of a member, which identifies it. It counts as its value for operation 0, the opening.
     Hello {
-        /// The group's secret.
+        /// The secret of the group.
         token: Token,
-        /// The member's rank.
+        /// The rank of the member.
         rank: u32,
     },
-    /// The hub's first: the member has come to the right place.
+    /// The first message of the hub, which confirms that the member is connected to the right group.
     Welcome {
-        /// The hub's secret.
+        /// The secret of the hub.
         token: Token,
     },
-    /// A rank's value of an operation.
+    /// A rank's value for an operation.
     Value {
         /// The number of the operation.
         operation: u64,
         /// The value.
         value: i64,
     },
-    /// The end of an operation.
+    /// The result of an operation.
     Least {
         /// The number of the operation.
         operation: u64,
-        /// The least value of all.
+        /// The minimum of all values.
         value: i64,
     },
-    /// A sign of life.
+    /// A heartbeat.
     Beat,
-    /// A member has waited for an operation as long as it would.
+    /// A member has timed out in an operation.
     Late {
         /// The number of the operation.
         operation: u64,
     },
-    /// A member wants the end of the operation that it is at no longer.
+    /// A member abandons its current operation.
     Left,
-    /// The sender goes in good order.
+    /// The sender leaves regularly.
     Bye,
-    /// No operation will end any more.
+    /// All operations fail from now on.
     Failed(Verdict),
 }
 
-/// Bytes came that are no message.
+/// The received bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// Bytes of a [`Message::Hello`]: all that is read of a stranger.
+/// The length of a [`Message::Hello`], which is the most that is read from an unidentified connection.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// Most bytes behind a frame's head: a verdict over 16,000 ranks. Longer ones name the first of them.
+/// The maximum length of a message body: a verdict about 16,000 ranks. Longer verdicts name only the first ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
@@ -78,7 +78,7 @@ impl Message {
         }
     }
 
-    /// Appends the frame to what is to be sent.
+    /// Appends the message to a buffer.
     pub fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
         into.extend([self.kind(), 0, 0]);
@@ -107,7 +107,7 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Takes the first frame out of what has come, if it is there as a whole.
+    /// Removes the first message from a buffer, if it is complete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

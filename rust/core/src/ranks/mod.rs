@@ -1,4 +1,4 @@
-//! Agreement between the ranks of a distributed job, and the ranks to blame if there is none.
+//! Agreement between the ranks of a distributed job, and the ranks at fault if they cannot agree.
 //!
 //! ```text
 //!   rank 1 ──┐  value, late, left, bye, beat
@@ -6,13 +6,14 @@
 //!   rank 3 ──┘ ◄──────────────────────────────  result, failed, bye, beat
 //! ```
 //!
-//! Rank 0 is the [`hub`]: every other rank, a [`member`], has one connection to it. In an operation each rank gives one
-//! value, and all get the least of them. The hub alone sees all connections, so it alone judges that an operation
-//! cannot end, and all ranks hear the same verdict. A member judges for itself in one case only: the hub is gone or
-//! silent.
+//! Rank 0 is the [`hub`], and all other ranks are [`member`]s with one connection to it. In an operation, each rank
+//! submits one value, and all receive the minimum. Only the hub sees all connections, so it alone decides that an
+//! operation has failed, and all ranks receive the same verdict. A member decides itself only if the hub is
+//! disconnected or silent.
 //!
-//! Both are pure state machines: events and the time go in, messages come out. [`meeting`] carries them over sockets,
-//! in a thread that needs nothing of the program around it, so that a rank that is busy still gives signs of life.
+//! Both are pure state machines: they process events and times, and produce messages. [`meeting`] transmits the
+//! messages over sockets. It uses a thread that does not depend on the program, so that a busy rank still sends
+//! heartbeats.
 
 pub mod hub;
 pub mod meeting;
@@ -22,51 +23,51 @@ mod stream;
 
 use std::time::Duration;
 
-/// Seconds between two signs of life.
+/// The interval between two heartbeats.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// How long a rank is listened for before it is taken for dead; four beats.
+/// How long to wait for a message before a rank counts as silent: four heartbeats.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
-/// Why an operation can never end.
+/// The reason why an operation has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// Ranks never came to the opening.
+    /// Ranks never connected.
     Absent,
-    /// Ranks live, as far as can be told, but did not come to the operation in time.
+    /// Ranks are reachable, but did not reach the operation in time.
     Late,
-    /// Ranks died or were cut off: their connection broke.
+    /// The connection of ranks broke: they exited or were disconnected.
     Dead,
-    /// Ranks were not heard of when the time was up: they died, were stopped, or were cut off.
+    /// Ranks sent no message after the timeout: they exited, are stopped, or are disconnected.
     Silent,
-    /// Ranks had said goodbye before.
+    /// Ranks had left regularly before.
     Parted,
-    /// A rank waits for this operation no longer.
+    /// A rank abandoned the operation.
     Left,
 }
 
-/// The reason why an operation can never end, and the rank at fault. All ranks are to hear the same one.
+/// The reason why an operation has failed, and the ranks at fault. All ranks receive the same verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The fault.
+    /// The reason.
     pub fault: Fault,
-    /// The ranks to blame, in order. Never empty.
+    /// The ranks at fault, in order. Never empty.
     pub ranks: Vec<u32>,
-    /// The rank that noticed, or that waited until the time was up.
+    /// The rank that noticed the fault, or that timed out.
     pub by: u32,
 }
 
-/// How an operation ended.
+/// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// The least value of all ranks.
+    /// The minimum of all values.
     Least(i64),
-    /// It can never end, nor can any later one.
+    /// The operation has failed, and all later ones fail.
     Failed(Verdict),
 }
 
 impl Answer {
-    /// How an operation ended for a rank that knows the last one that did, and perhaps why none does any more.
+    /// The result of an operation, given the last finished operation and the verdict.
     fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
         match last {
             Some((ended, value)) if ended == operation => Some(Self::Least(value)),

@@ -1,4 +1,4 @@
-//! A connection that never blocks: messages in whole, in both directions.
+//! A non-blocking connection that sends and receives whole messages.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// Most bytes kept for a peer that takes none. One that is stopped misses signs of life, which it has no use for.
+/// The maximum number of buffered bytes for a peer that does not read. Further heartbeats are then dropped.
 const FULL: usize = 4096;
 
-/// Bytes that are read of a peer before it is another one's turn.
+/// The number of bytes read from a peer before other peers are served.
 const TURN: usize = 64 << 10;
 
 /// One end of a connection between two ranks.
@@ -29,22 +29,22 @@ impl Stream {
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
     }
 
-    /// The socket, to wait for. It stays open as long as somebody holds it.
+    /// The socket, for polling. It stays open while references exist.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 
-    /// Whether nothing more will come.
+    /// Returns whether no more data will arrive.
     pub fn broken(&self) -> bool {
         self.broken
     }
 
-    /// Whether bytes wait for the peer to take some.
+    /// Returns whether data is waiting to be sent.
     pub fn congested(&self) -> bool {
         !self.goes.is_empty()
     }
 
-    /// Sends a message, or what of it the peer takes now.
+    /// Sends a message as far as the peer accepts it now, and buffers the remaining bytes.
     pub fn send(&mut self, message: &Message) {
         if *message != Message::Beat || self.goes.len() < FULL {
             message.encode(&mut self.goes);
@@ -52,8 +52,8 @@ impl Stream {
         self.flush();
     }
 
-    /// Sends what waits, as far as the peer takes it. That it is gone shows when it is read from: its last words may be
-    /// there to be read.
+    /// Sends buffered data as far as the peer accepts it. A closed connection is detected when reading, because final
+    /// messages of the peer may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -65,8 +65,8 @@ impl Stream {
         }
     }
 
-    /// The first message of a stranger, once it is there as a whole. Nothing behind it is read, and it is no longer
-    /// than a [`Message::Hello`].
+    /// Returns the first message from an unidentified connection, once it is complete. Reads no further, and at most
+    /// the length of a [`Message::Hello`].
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {
@@ -87,7 +87,7 @@ impl Stream {
         None
     }
 
-    /// Reads what has come, or as much as is read in a turn; the messages that are there as a whole.
+    /// Reads the available data, up to a limit, and returns the complete messages.
     pub fn read(&mut self) -> Vec<Message> {
         let mut messages = Vec::new();
         let (mut piece, mut total) = ([0; 1024], 0);

@@ -1,4 +1,4 @@
-//! The memory of a board: making it, passing it on, opening it from outside, finding one's place on it.
+//! The memory of a board: creating it, passing it on, opening it from outside, and the pages of processes.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,47 +19,47 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The process of a board that is only observed: none.
+/// The generation of a board that is only observed.
 const NOBODYS: u64 = u64::MAX;
 
-/// The part of a process in its loader.
+/// The role of a process in its loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
     /// The page is free.
     Nobody = 0,
-    /// It has the loader.
+    /// The process that owns the loader.
     Main = 1,
-    /// It runs a replica of the graph.
+    /// Runs a replica of the graph.
     Worker = 2,
-    /// It deals items to the workers.
+    /// Distributes items to the workers.
     Dispatcher = 3,
 }
 
 impl Role {
-    /// Whether a number stands for one.
+    /// Returns whether `number` is a valid role.
     pub(super) fn is_one(number: u32) -> bool {
         number <= Self::Dispatcher as u32
     }
 }
 
-/// Counters of all processes of a loader, in memory that they share.
+/// Counters of all processes of a loader, in shared memory.
 ///
-/// In a forked child that is none of the loader's the memory is private and zero (see `Mapping::wipe_on_fork`): what
-/// the child counts there nobody sees.
+/// In a forked child that does not belong to the loader, the memory is private and zero (see `Mapping::wipe_on_fork`),
+/// so the counts of such a child are invisible.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor by which the memory is passed on, and found from outside. None in observers and after attaching.
+    /// The descriptor with which the memory is passed on and found from outside. None in observers and after attaching.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Makes a board for so many processes; `full` says whether they are to take the time of each pipe.
+    /// Creates a board. `full` sets whether processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
-        let generation = fork::generation(); // from here on a forked child finds private memory
+        let generation = fork::generation(); // a child that is forked after this call has private memory
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
         region.mapping().wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
@@ -77,7 +77,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board behind a descriptor received from its maker.
+    /// Maps the board from a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -86,9 +86,9 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps a board to read it; nothing of it can be changed. Its maker may be anybody.
+    /// Maps a board of another user or loader for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // A file that only has the name of a board may be a pipe, which waits for a writer.
+        // The path may refer to a named pipe, which would block until a writer opens it.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NOBODYS)?;
@@ -122,17 +122,17 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// The descriptor, in the process that made the board, as long as that is not a forked child.
+    /// The descriptor, in the process that created the board.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(Descriptor::get)
     }
 
-    /// Closes the descriptor; not while `fd` is in use.
+    /// Closes the descriptor. Must not be called while a result of `fd` is in use.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// The memory that the board lies in.
+    /// The memory of the board.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -142,34 +142,35 @@ impl Board {
         self.config
     }
 
-    /// Whether the time of each pipe is taken.
+    /// Returns whether the time of each pipe is measured.
     pub fn is_full(&self) -> bool {
         self.header().full.load(Relaxed) != 0
     }
 
-    /// The process that made it, and when.
+    /// The process that created it, and the time.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Whether this process may write it: it, rather than one that it was forked from, made or attached it.
+    /// Returns whether this process, and not an ancestor that forked it, created or attached the board, and may
+    /// therefore write to it.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
     pub(super) fn header(&self) -> &BoardHeader {
-        // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit
-        // patterns are valid and all access is atomic.
+        // SAFETY: the region has at least one memory page, is page-aligned, and stays mapped as long as `self` exists.
+        // All bit patterns are valid, and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// The page of process `index`, or None if there are fewer.
+    /// The page of process `index`, or None if it does not exist.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
 }
 
-/// A page of a board that it keeps mapped. Only the process of that page may call what writes.
+/// A page of a board. It keeps the board mapped. Only the process of that page may call methods that write.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -179,27 +180,26 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers keep to what a page has, which lies inside the region as its sizes were checked.
+        // SAFETY: callers pass offsets inside a page, which is inside the region because its sizes were checked.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
-    /// All of it.
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
-        // SAFETY: the whole page, aligned to a memory page; its fields are atomic, and so is a copy of them in words of
-        // which only the owner of the page changes any.
+        // SAFETY: the slice covers the whole page and is aligned. The fields are atomic, so they can be read as atomic
+        // words. Only the owner of the page changes them.
         unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 
     pub(super) fn header(&self) -> &PageHeader {
-        // SAFETY: the beginning of a page, aligned to a memory page; atomic, and valid whatever its bits.
+        // SAFETY: the start of an aligned page. All access is atomic, and all bit patterns are valid.
         unsafe { &*self.at::<PageHeader>(0) }
     }
 
-    /// An end of a link; None beyond those that there is room for.
+    /// An end of a link, or None beyond the capacity.
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: inside the page by the check; multiples of 64 from its beginning; atomic.
+        // SAFETY: inside the page because the index is checked, at a multiple of 64, and atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 
@@ -209,7 +209,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Takes the page for this process. Counts of another one before it, which died, stay and go on.
+    /// Takes the page for this process. Counts of a predecessor that exited are continued.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -229,37 +229,38 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// The end of a link over which this process sends to, or receives from, the process of page `peer`.
+    /// The counters for the end of a link through which this process sends items to, or receives items from, the
+    /// process of page `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
-        // SAFETY: the flow lies in the memory of the board.
+        // SAFETY: the flow is in the memory of the board.
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Its number.
+    /// The number of the page.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Waits for commands.
+    /// The wait for commands.
     pub fn idle(&self) -> WaitRef {
-        // SAFETY: the wait lies in the memory of the board.
+        // SAFETY: the wait is in the memory of the board.
         unsafe { WaitRef::new(&self.header().idle, 0, Arc::clone(&self.board) as _) }
     }
 
-    /// The wait for the first item of an epoch begins, in main.
+    /// Begins the wait for the first item of an epoch, in the main process.
     pub fn begin_first(&self) {
         self.header().first.begin(0, nanoseconds());
     }
 
-    /// The wait for the first item is over.
+    /// Ends the wait for the first item.
     pub fn end_first(&self) {
         self.header().first.end(nanoseconds());
     }
 
-    /// Says of which peer the first item is waited for.
+    /// Sets the peer from which the first item is expected.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -268,7 +269,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// An epoch begins here: in main with its first item. None: the next one.
+    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, it begins with the
+    /// first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -276,31 +278,32 @@ impl PageRef {
         self.span().begin(0, nanoseconds());
     }
 
-    /// The epoch is over here; says nothing if none is under way.
+    /// Ends the epoch, if one is running.
     pub fn end_span(&self) {
         self.span().end(nanoseconds());
     }
 
-    /// Says how this process is asked for its stack: the signal, and the descriptor that it writes to. 0: not at all.
+    /// Sets how to request a stack from this process: the signal, and the descriptor that it writes to. 0 means that it
+    /// cannot be requested.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; who sees a signal may send it.
+        // SYNC(stack): pairs with the readers' load; a reader that sees a signal may send it.
         self.header().signal.store(signal, Ordering::Release);
     }
 
-    /// Counts a state that was sent.
+    /// Counts a snapshot that was sent.
     pub fn snapshot_sent(&self) {
         let count = &self.header().snapshots;
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Adds the time of calls of the last pipe, of which one was measured.
+    /// Adds the time of `weight` calls of the last pipe; one of them was measured.
     pub fn inside(&self, nanoseconds: u64, weight: u64) {
         super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Remembers an item if it is among the slowest.
+    /// Records an item if it is among the slowest.
     pub fn slow_item(&self, took: u64, index: u64) {
         let slow = &self.header().slow;
         let least: &SlowRecord = slow.iter().min_by_key(|one| one.took.load(Relaxed)).expect("there are some");
@@ -313,15 +316,15 @@ impl PageRef {
         }
     }
 
-    /// Notes that the process's graph has so many pipes, of which those are counted that there is room for.
+    /// Sets the number of pipes in the graph of the process. Pipes beyond the capacity are not counted.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::read`; who sees the number sees the records' names.
+        // SYNC(pipes): pairs with `PageRef::read`; a reader that sees the number also sees the names of the records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Names pipe `index`, which pipe `reader` reads; None if there is no room for it.
+    /// Sets the name of pipe `index`, which is read by pipe `reader`. Returns None beyond the capacity.
     pub fn pipe(
         &self,
         index: usize,
@@ -341,18 +344,18 @@ impl PageRef {
         Some(PipeRef { page: self.clone(), index })
     }
 
-    /// A pipe that has a name; None if there is no room for it.
+    /// The record of a pipe, or None beyond the capacity.
     pub fn pipe_at(&self, index: usize) -> Option<PipeRef> {
         self.record_at(index).map(|_| PipeRef { page: self.clone(), index })
     }
 
-    /// Whether time is taken of each pipe.
+    /// Returns whether the time of each pipe is measured.
     pub fn is_full(&self) -> bool {
         self.board.is_full()
     }
 }
 
-/// A pipe's record, on a page that it keeps mapped.
+/// The record of a pipe. It keeps the page mapped.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     page: PageRef,
@@ -365,12 +368,12 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// The page that it is on.
+    /// The page of the record.
     pub fn page(&self) -> &PageRef {
         &self.page
     }
 
-    /// Where its process says which pipe runs, and what stands there for this one; 0 stands for none.
+    /// The word in which the process stores the running pipe, and the value for this pipe. 0 means none.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -1,12 +1,12 @@
-//! The page of a process of another machine: what it has counted there, as main shows it here.
+//! Copies the counters of a process on another machine to the main process.
 //!
-//! The process counts on a board of its own machine. Its page is copied from there, sent to main, and written into main's
-//! board, where readers find it like that of any process. A page that goes the other way lets who takes the place of a
-//! process go on with its counts.
+//! The process counts on a board of its own machine. A copy of its page is sent to the main process and written into
+//! the board there, where it looks like the page of a local process. A page sent in the opposite direction lets a
+//! replacement continue the counts of its predecessor.
 //!
-//! Words keep their meaning but for moments, which are those of another machine's clock: they are moved by the difference
-//! between the two when the page arrives, so they are off by as long as it was on its way. Nothing of a page that
-//! comes is trusted: its lengths are compared with the room, and readers check the rest.
+//! All values keep their meaning, except times, which belong to the clock of the other machine. They are shifted by the
+//! difference between the clocks at the arrival of the page, so they are too late by the transfer time. A received page
+//! is not trusted: its lengths are checked against the capacity, and readers check the other values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -18,20 +18,21 @@ use super::layout::{Flow, PageHeader, PipeRecord, SLOW_ITEMS, Sequence, SlowReco
 use crate::error::Corrupted;
 
 const WORD: usize = size_of::<u64>();
-/// When the page was copied, and how many pipes and flows it has.
+/// The time of the copy, and the number of pipes and flows.
 const HEAD: usize = 3;
-const CONTRADICTS: Corrupted = Corrupted("the counters of a process elsewhere contradict their lengths");
+const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another machine have inconsistent lengths");
 
-/// Words of a page that go together.
+/// Words of a page that belong together.
 struct Span {
     words: Range<usize>,
-    /// The one whose first half is the number that guards them.
+    /// The word with the sequence number that guards them.
     guard: Option<usize>,
-    /// The one that is a moment.
+    /// The word that is a time.
     moment: Option<usize>,
 }
 
-/// The words of a page that the process itself writes: not how it is asked for its stack, and not what main notes of it.
+/// The words of a page that the process itself writes, without its stack signal and without the fields that the main
+/// process writes.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -61,18 +62,18 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// A moment by another clock.
+/// Converts a time to the other clock.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: there is such a number; inside the page, aligned, atomic.
+        // SAFETY: a sequence number is at this offset, inside the page, aligned and atomic.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
-    /// A copy of what the process has counted, for another board.
+    /// Returns a copy of the counters of the process, for another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config().pipes) as usize;
@@ -87,11 +88,11 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Writes such a copy onto this page, whose process is another one's from then on.
+    /// Writes such a copy to this page, which belongs to the other process from then on.
     ///
     /// # Errors
     ///
-    /// The copy's lengths contradict each other, or there is no room for so many pipes or flows.
+    /// If the lengths are inconsistent, or if the number of pipes or flows exceeds the capacity.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -117,12 +118,12 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // From behind, and each seen only with those behind it: so a use of an arena is seen with its peak.
+        // From the end, each with Release, so that a reader that sees the use of an arena also sees its peak.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the half of the word behind the number: inside the page, aligned, atomic.
+                // SAFETY: the half of the word after the sequence number: inside the page, aligned and atomic.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {
@@ -131,7 +132,8 @@ impl PageRef {
         }
     }
 
-    /// Takes in what a process of another machine has counted, and what its system says of it. To be called by main.
+    /// Stores the counters of a process on another machine, and the times reported by its system. Only for the main
+    /// process.
     ///
     /// # Errors
     ///
@@ -144,19 +146,19 @@ impl PageRef {
         Ok(())
     }
 
-    /// Says where a process of another machine is. To be called by main when one is up.
+    /// Sets the location of a process on another machine. Only for the main process, after the process has started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Notes that a process of another machine has ended. To be called by main.
+    /// Records that a process on another machine has exited. Only for the main process.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts a frame that came from a process of another machine. To be called by main.
+    /// Counts a frame received from a process on another machine. Only for the main process.
     pub fn count_frame(&self, bytes: u64, is_full: bool) {
         let header = self.header();
         add(&header.carried, bytes);
@@ -165,7 +167,7 @@ impl PageRef {
     }
 }
 
-/// The memory of a page, so that words and fields are seen to be the same.
+/// Ensures that words and fields have the same layout.
 const _: () = assert!(size_of::<AtomicU64>() == WORD && size_of::<Sequence>() == WORD / 2);
 
 #[cfg(test)]
@@ -181,7 +183,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// The board of another machine, whose process waits for room and for a command, and has counted in all places.
+    /// A board of another machine. Its process waits for space and for a command, and has used all counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_board_says_there_what_it_says_here_but_for_moments_and_signals() {
+    fn a_copied_page_equals_the_original_except_for_times_and_signals() {
         let (there, page) = elsewhere();
         let here = board(4, 60);
         here.page(0).unwrap().adopt(Role::Main, 0);
@@ -232,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_the_other_clock_moved_by_what_lies_between_and_none_stays_none() {
+    fn times_are_shifted_by_the_difference_of_the_clocks_and_zero_stays_zero() {
         let (_there, page) = elsewhere();
         let mut carried = page.carry_out();
-        let ahead = 1_u64 << 50; // the other clock is so far behind
+        let ahead = 1_u64 << 50; // how far the other clock is ahead
         let then = u64::from_le_bytes(carried[..WORD].try_into().unwrap());
         carried[..WORD].copy_from_slice(&(then.wrapping_sub(ahead)).to_le_bytes());
         let here = board(2, 3);
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_place_goes_on_with_the_counts_of_who_had_it() {
+    fn a_replacement_continues_the_counts_of_its_predecessor() {
         let (_there, page) = elsewhere();
         let next = board(2, 3);
         let taken = next.page(1).unwrap();
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_contradicts_itself_or_has_no_room_is_refused_and_changes_nothing() {
+    fn an_inconsistent_or_too_large_page_is_rejected_and_changes_nothing() {
         let (_there, page) = elsewhere();
         let carried = page.carry_out();
         let here = board(2, 3);
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_main_notes_of_a_process_elsewhere_stays_when_its_counts_come() {
+    fn fields_that_the_main_process_writes_are_kept_when_counters_arrive() {
         let (_there, page) = elsewhere();
         let here = board(2, 3);
         let taken = here.page(1).unwrap();

@@ -1,19 +1,19 @@
-//! The clock of all counters: nanoseconds of the monotonic clock, which the processes of a machine have in common.
+//! The clock of all counters: nanoseconds of the monotonic clock, which all processes of a machine share.
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on every system that this is built for, and the place is ours.
+    // SAFETY: the clock exists on every supported system, and `now` is a local variable.
     unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Now, as Python's `time.monotonic_ns()` has it.
+/// The current time, as Python's `time.monotonic_ns()` returns it.
 #[inline]
 pub fn nanoseconds() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// The same to within some milliseconds, for a fraction of the price.
+/// Like `nanoseconds`, but accurate only to some milliseconds and much cheaper.
 #[inline]
 pub fn coarse_nanoseconds() -> u64 {
     #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Counters of the ends of links, wherever they lie, and the measuring of waits.
+//! References to the counters of links, and the measurement of waits.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -10,21 +10,21 @@ use super::layout::{Flow, Wait};
 /// The owner that keeps the memory of a counter mapped.
 pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// A [`Flow`] in memory that it keeps mapped: on a board, or in the header of a link.
+/// A [`Flow`] on a board or in the header of a link. It keeps the memory mapped.
 #[derive(Debug, Clone)]
 pub struct FlowRef {
     flow: NonNull<Flow>,
     _keeper: Keeper,
 }
 
-// SAFETY: all access to a flow is atomic, and the keeper may be shared.
+// SAFETY: all access to a flow is atomic, and the keeper can be shared.
 unsafe impl Send for FlowRef {}
 // SAFETY: as above.
 unsafe impl Sync for FlowRef {}
 
 impl FlowRef {
     /// # Safety
-    /// The flow stays valid as long as `keeper` lives.
+    /// The flow is valid as long as `keeper` exists.
     pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper) -> Self {
         let flow = NonNull::new(flow.cast_mut()).expect("a reference is never null");
         Self { flow, _keeper: keeper }
@@ -36,12 +36,12 @@ impl Deref for FlowRef {
 
     #[inline]
     fn deref(&self) -> &Flow {
-        // SAFETY: valid as long as the keeper, which this holds.
+        // SAFETY: valid as long as the keeper, which this object holds.
         unsafe { self.flow.as_ref() }
     }
 }
 
-/// Waits that may be measured; owned, so that what is waited for can be borrowed meanwhile.
+/// Measures waits. It is an owned value, so that other fields can be borrowed during the wait.
 #[derive(Debug, Clone)]
 pub struct WaitRef {
     wait: NonNull<Wait>,
@@ -49,7 +49,7 @@ pub struct WaitRef {
     _keeper: Keeper,
 }
 
-// SAFETY: all access to a wait is atomic, and the keeper may be shared.
+// SAFETY: all access to a wait is atomic, and the keeper can be shared.
 unsafe impl Send for WaitRef {}
 // SAFETY: as above.
 unsafe impl Sync for WaitRef {}
@@ -61,21 +61,21 @@ impl WaitRef {
     }
 
     /// # Safety
-    /// The wait stays valid as long as `keeper` lives.
+    /// The wait is valid as long as `keeper` exists.
     pub(super) unsafe fn new(wait: &Wait, whom: u32, keeper: Keeper) -> Self {
         Self { wait: NonNull::from(wait), whom, _keeper: keeper }
     }
 
-    /// Begins to wait; the wait is over when what is returned is dropped.
+    /// Begins a wait, which ends when the returned guard is dropped.
     pub fn begin(&self) -> Waiting<'_> {
-        // SAFETY: valid as long as the keeper, which this holds.
+        // SAFETY: valid as long as the keeper, which this object holds.
         let wait = unsafe { self.wait.as_ref() };
         wait.begin(self.whom, nanoseconds());
         Waiting(wait)
     }
 }
 
-/// A wait that is under way.
+/// A wait in progress.
 #[derive(Debug)]
 pub struct Waiting<'a>(&'a Wait);
 

@@ -5,43 +5,43 @@
 //! 4096     page of process 0    PageHeader, `pipes` PipeRecords, `flows` Flows, rounded up to memory pages
 //! …        page of process 1
 //! …
-//! …        page of main as it was when other workers took the place of those before
+//! …        page of the main process before the last restart of workers
 //! ```
 //!
-//! All is fixed-width, zero is a valid value of everything, and only its owner writes a page.
+//! All fields have a fixed width, and zero is valid everywhere. Only its owner writes a page.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
-/// Changes whenever the layout does.
+/// Must change with the layout.
 pub(super) const VERSION: u32 = 4;
-/// Room for the header of a board, and the unit in which pages are measured.
+/// Space for the header of a board, and the unit of page sizes.
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// Slow items that are remembered for each process.
+/// The number of slow items recorded for each process.
 pub(super) const SLOW_ITEMS: usize = 8;
-/// Steps of a histogram of durations: four for each doubling, from 16 ns on.
+/// The number of steps in a histogram of durations: four per doubling, from 16 ns.
 pub(super) const STEPS: usize = 128;
-/// Bytes of the name of a pipe, and of the place of its function.
+/// Bytes for the name of a pipe, and for the location of its function.
 pub(super) const LABEL: usize = 128;
 /// See [`LABEL`].
 pub(super) const LOCATION: usize = 192;
-/// Kinds of exceptions that are counted at a pipe; further ones count in the sum alone.
+/// The number of exception types counted for a pipe. Further types only count in the total.
 pub(super) const KINDS: usize = 4;
-/// Bytes of the name of one.
+/// Bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
-/// Bytes of the words on where a process of another machine is.
+/// Bytes for the location of a process on another machine.
 pub(super) const PLACE: usize = 120;
 
-/// How large a board is.
+/// The sizes of a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
-    /// Processes.
+    /// The number of processes.
     pub pages: u32,
-    /// Ends of links that a process may have.
+    /// The maximum number of link ends of a process.
     pub flows: u32,
-    /// Pipes that a process may have; those beyond are not counted.
+    /// The maximum number of pipes of a process. Further pipes are not counted.
     pub pipes: u32,
 }
 
@@ -62,13 +62,14 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Whether somebody else's board may be this large: who reads it has the kernel give it memory.
+    /// Returns whether a board of another process may have this size. Reading it makes the kernel allocate memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
-/// The first memory page of a board. Written by main alone, before anybody else sees it; the version last.
+/// The first memory page of a board. Only the main process writes it, before other processes see it. The version is
+/// written last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -77,26 +78,26 @@ pub(super) struct BoardHeader {
     pub pages: AtomicU32,
     pub flows: AtomicU32,
     pub pipes: AtomicU32,
-    /// Whether the time of each pipe is taken, too.
+    /// Whether the time of each pipe is measured.
     pub full: AtomicU32,
-    /// The process that made it.
+    /// The process that created it.
     pub main: AtomicU32,
-    /// When it was made.
+    /// The time of creation.
     pub made: AtomicU64,
 }
 
-/// A sequence number that is odd while what it guards is changed by its only writer.
+/// A sequence number, which is odd while its only writer changes the data that it guards.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes what the number guards. One that an owner that was killed has left odd is put right.
+    /// Changes the guarded data. Also repairs a number that a killed owner has left odd.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`; who sees a change sees the odd number, too.
+        // SYNC(sequence): pairs with the fence in `read`; a reader that sees a change also sees the odd number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load of `read`.
@@ -104,7 +105,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads what the number guards: as a whole, unless its owner died in the middle of a change.
+    /// Reads the guarded data consistently, unless its owner was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for _ in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -121,23 +122,23 @@ impl Sequence {
     }
 }
 
-/// Waits of one kind: how many, how long in all, and since when and for whom somebody waits now.
+/// Waits of one kind: their number, their total time, and the wait in progress.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
     /// The index of the flow that is waited for.
     pub whom: AtomicU32,
-    /// When the wait that is under way began; 0: none is.
+    /// The start of the wait in progress, or 0.
     pub since: AtomicU64,
-    /// Nanoseconds of all waits that are over.
+    /// Nanoseconds of all finished waits.
     pub total: AtomicU64,
-    /// Waits that are over.
+    /// The number of finished waits.
     pub count: AtomicU64,
 }
 
 impl Wait {
-    /// A wait begins now.
+    /// Begins a wait.
     pub fn begin(&self, whom: u32, now: u64) {
         self.sequence.change(|| {
             self.whom.store(whom, Relaxed);
@@ -145,7 +146,7 @@ impl Wait {
         });
     }
 
-    /// The wait is over; without one nothing happens.
+    /// Ends the wait, if one is in progress.
     pub fn end(&self, now: u64) {
         let since = self.since.load(Relaxed);
         if since != 0 {
@@ -157,7 +158,7 @@ impl Wait {
         }
     }
 
-    /// (for whom, since when or 0, total, number), as a whole.
+    /// Returns (flow, start or 0, total, number) consistently.
     pub(super) fn read(&self) -> (u32, u64, u64, u64) {
         self.sequence.read(|| {
             (self.whom.load(Relaxed), self.since.load(Relaxed), self.total.load(Relaxed), self.count.load(Relaxed))
@@ -165,50 +166,50 @@ impl Wait {
     }
 }
 
-/// One end of a link, as its owner counts. Without a board it lies in the link's header.
+/// The counters of one end of a link. Without a board they are in the header of the link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
     /// Items sent or received in all epochs.
     pub items: AtomicU64,
-    /// Bytes sent in all epochs, blocks included.
+    /// Bytes sent in all epochs, including blocks.
     pub bytes: AtomicU64,
     /// Fragments sent.
     pub fragments: AtomicU64,
-    /// Sleepers woken.
+    /// The number of times that a sleeper was woken.
     pub wakes: AtomicU64,
-    /// Buffers copied out because too much was leased, and their bytes.
+    /// Buffers copied because too many were leased, and their bytes.
     pub copies: AtomicU64,
     /// See `copies`.
     pub copied: AtomicU64,
-    /// The page of the other end's process.
+    /// The page of the process at the other end.
     pub peer: AtomicU32,
-    /// 0: unused, 1: the owner sends, 2: it receives.
+    /// 0: unused, 1: the owner sends, 2: the owner receives.
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// A sender's waits for room or for leave, a receiver's for items.
+    /// A sender's waits for space or a grant, or a receiver's waits for items.
     pub wait: Wait,
-    /// Bytes of the arena that are in use, and the most that ever were.
+    /// Bytes of the arena in use, and their maximum so far.
     pub arena_used: AtomicU64,
     /// See `arena_used`.
     pub arena_peak: AtomicU64,
-    /// Bytes that the arena may have.
+    /// Size of the arena in bytes.
     pub arena_capacity: AtomicU64,
-    /// How many items the sender may be ahead.
+    /// The number of items that the sender may be ahead.
     pub window: AtomicU64,
 }
 
-/// Adds to a counter that nobody else writes.
+/// Adds to a counter that has only one writer.
 #[inline]
 pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
-/// Items that were skipped because of one kind of exception.
+/// Items skipped because of one exception type.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// 0: unused. The first count is stored behind the name.
+    /// 0: unused. The first count is stored after the name.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -217,30 +218,29 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// Items that the valid iterator has yielded; restored ones included.
+    /// Items that the current iterator has yielded, including restored ones.
     pub yielded: AtomicU64,
-    /// The number to add to that for the items of all iterators.
+    /// Add this to `yielded` for the number of items of all iterators.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
-    /// 1 + the number of the pipe that reads this one; 0: none.
+    /// 1 + the number of the pipe that reads this one, or 0.
     pub(super) reader: AtomicU32,
-    /// The pipe's nature: see `datapipes` in Python; opaque here.
+    /// Properties of the pipe, which Python defines in `datapipes`.
     pub(super) flags: AtomicU32,
-    /// Requests over a network that it has sent again after a fault.
+    /// Network requests that were repeated after an error.
     pub retries: AtomicU32,
-    /// Most items that it holds ready; 0 if that means nothing.
+    /// The maximum number of items that the pipe buffers, or 0 if it does not buffer.
     pub(super) capacity: AtomicU64,
-    /// Calls that were timed.
+    /// Measured calls.
     pub samples: AtomicU64,
-    /// Nanoseconds spent in the pipe alone, extrapolated to all calls.
+    /// Nanoseconds spent in this pipe only, extrapolated to all calls.
     pub own: AtomicU64,
-    /// Items that were skipped because they raised.
+    /// Items skipped because of an exception.
     pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
-    /// Timed calls by duration, extrapolated to all.
+    /// Measured calls by duration, extrapolated to all calls.
     pub(super) histogram: [AtomicU32; STEPS],
-    /// Those of `skipped`, by kind.
     pub(super) kinds: [SkippedKind; KINDS],
 }
 
@@ -251,15 +251,14 @@ fn step_of(nanoseconds: u64) -> usize {
     (4 * (exponent - 4) + quarter).min(STEPS - 1)
 }
 
-/// The middle of the durations of a step.
 pub(super) fn middle_of(step: usize) -> f64 {
     let width = (1_u64 << (step / 4 + 4)) as f64 / 4.0;
     width * ((4 + step % 4) as f64 + 0.5)
 }
 
 impl PipeRecord {
-    /// Notes a call that took so long in the pipe alone, and that stands for `weight` calls and as much as `all`
-    /// nanoseconds.
+    /// Records a call that took `own` nanoseconds in this pipe only, and that represents `weight` calls with a total of
+    /// `all` nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -267,7 +266,7 @@ impl PipeRecord {
         place.store(place.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
     }
 
-    /// Counts an item that was skipped because of an exception of this kind.
+    /// Counts an item that was skipped because of this exception type.
     pub fn skip(&self, kind: &str) {
         self.skipped.fetch_add(1, Relaxed);
         let mut cut = [const { AtomicU8::new(0) }; KIND];
@@ -279,20 +278,20 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; who sees a count sees its name.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees its name.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
     }
 
-    /// How many items were skipped, by kind of exception.
+    /// The number of skipped items by exception type.
     pub(super) fn skipped_kinds(&self) -> Vec<(String, u64)> {
         // SYNC(kind): pairs with PipeRecord::skip.
         let counts = self.kinds.iter().map(|place| (place, place.count.load(Ordering::Acquire)));
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Makes `yielded` the count of the valid iterator; what others have yielded stays counted.
+    /// Sets the count of the current iterator. Items of earlier iterators stay counted.
     pub fn restart(&self, yielded: u64, count_all: bool) {
         self.sequence.change(|| {
             let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
@@ -302,7 +301,6 @@ impl PipeRecord {
     }
 }
 
-/// An item that took long.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct SlowRecord {
@@ -310,61 +308,63 @@ pub(super) struct SlowRecord {
     pub epoch: AtomicU32,
     /// Nanoseconds.
     pub took: AtomicU64,
-    /// Which item of the process's epoch, from 0 on.
+    /// The index of the item in the epoch of its process, from 0.
     pub index: AtomicU64,
 }
 
-/// The beginning of a process's page.
+/// The start of the page of a process.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// 0: nobody's yet. Stored last.
+    /// 0: free. Stored last.
     pub role: AtomicU32,
     pub pid: AtomicU32,
-    /// The worker's number.
+    /// The number of the worker.
     pub number: AtomicU32,
     /// When the process took the page.
     pub began: AtomicU64,
-    /// The epoch that it is in, or was in last.
+    /// The current or last epoch.
     pub epoch: AtomicU32,
-    /// Pipes that are counted, and that there are.
+    /// The number of counted pipes, and of all pipes.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
-    /// 1 + the pipe that runs now, in full mode; 0: none, or nobody knows.
+    /// 1 + the number of the running pipe, in full mode; 0 if none runs or it is unknown.
     pub current: AtomicU32,
-    /// The signal upon which the process writes its stack into the descriptor `stack`; 0: it does not.
+    /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// How often the process was started again, and states it has sent.
+    /// The number of restarts of the process, and of the snapshots that it has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// Nanoseconds that the loader spent in its last pipe, in main.
+    /// Nanoseconds that the loader spent in its last pipe, in the main process.
     pub inside: AtomicU64,
-    /// Calls of the last pipe that were timed for that.
+    /// Measured calls of that pipe.
     pub inside_samples: AtomicU64,
-    /// Of a process of another machine, whose page main writes: whether it has ended. So are the next ones and the last.
+    /// 1 if a process on another machine has exited. The main process writes this field, those up to `frames`, and the
+    /// last two.
     pub gone: AtomicU64,
-    /// When its counters came last; 0: it is of this machine.
+    /// When the counters of a process on another machine were last received, or 0 for a local process.
     pub heard: AtomicU64,
-    /// Nanoseconds that its threads ran, that they were ready to and did not, and that it has lived, as of then.
+    /// Nanoseconds that the threads of the process ran, that they waited for a processor, and since the start of the
+    /// process.
     pub ran: AtomicU64,
     /// See `ran`.
     pub stood: AtomicU64,
     /// See `ran`.
     pub lived: AtomicU64,
-    /// Bytes that have come over the network, and in how many frames.
+    /// Bytes received over the network, and the number of frames.
     pub carried: AtomicU64,
     /// See `carried`.
     pub frames: AtomicU64,
-    /// Between two commands.
+    /// The wait between two commands.
     pub idle: Wait,
-    /// For the first item of each epoch, in main.
+    /// The wait for the first item of each epoch, in the main process.
     pub first: Wait,
-    /// Epochs from their first item on, in main; between command and end, in children.
+    /// The duration of epochs: from the first item in the main process, from the command in children.
     pub span: Wait,
     pub slow: [SlowRecord; SLOW_ITEMS],
-    /// Frames that were full when they left, so that others waited behind them.
+    /// Frames that were full when they were sent, so that other units had to wait.
     pub full_frames: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }
@@ -381,7 +381,7 @@ const _: () = {
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 
-/// Writes a text that fits, cut where a character begins.
+/// Writes a text, truncated at a character boundary if necessary.
 pub(super) fn write_text(place: &[AtomicU8], text: &str) {
     let end = text.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|&end| end < place.len()).last();
     let bytes = &text.as_bytes()[..end.unwrap_or(0)];
@@ -390,7 +390,6 @@ pub(super) fn write_text(place: &[AtomicU8], text: &str) {
     }
 }
 
-/// Reads such a text.
 pub(super) fn read_text(place: &[AtomicU8]) -> String {
     let bytes: Vec<u8> = place.iter().map(|byte| byte.load(Relaxed)).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -443,14 +442,14 @@ mod tests {
 
     #[test]
     fn items_of_earlier_iterators_stay_counted() {
-        // SAFETY: zero is a valid value of all that a record has.
+        // SAFETY: zero is valid for all fields of a record.
         let record: PipeRecord = unsafe { std::mem::zeroed() };
         let all = || record.yielded.load(Relaxed) as i64 + record.base.load(Relaxed);
         record.yielded.store(5, Relaxed);
         record.restart(0, true);
         record.yielded.store(3, Relaxed);
         assert_eq!(all(), 8);
-        record.restart(100, true); // goes on from a state
+        record.restart(100, true); // resumes from a state
         assert_eq!((record.yielded.load(Relaxed), all()), (100, 8));
         record.yielded.store(101, Relaxed);
         assert_eq!(all(), 9);

@@ -1,9 +1,9 @@
-//! Counters that other processes can read while their owners work: one page for each process of a loader.
+//! Counters that other processes can read while their owners work, with a page for each process of a loader.
 //!
-//! A [`Board`] is shared memory that all processes of a loader map. Each process writes its own page alone, with stores
-//! that cost no more than those of a private counter; main, and observers from outside, only read. Counters that belong
-//! together are guarded by a sequence number that is odd while it changes (a seqlock). No counter decides anything. A
-//! process of another machine has a board there; main copies its page, and writes it in its stead.
+//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only its own page, with stores
+//! that are as cheap as those of a private counter. The main process and external observers only read. Counters that
+//! belong together are guarded by a sequence number that is odd during changes (a seqlock). Counters never influence
+//! decisions. A process on another machine has its own board, and the main process copies its page.
 
 mod board;
 mod carry;

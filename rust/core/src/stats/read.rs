@@ -1,4 +1,4 @@
-//! A page as plain data, by the names that the counters have in their layout.
+//! Converts a page to plain data. The names are those of the fields in the layout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -6,22 +6,22 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use super::board::{Board, PageRef, Role};
 use super::layout::{Flow, PipeRecord, STEPS, SlowRecord, Wait, middle_of, read_text};
 
-/// Plain data: what a counter says, or several.
+/// Plain data: the values of counters.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// There is none.
+    /// No value.
     Nothing,
-    /// Yes or no.
+    /// A boolean.
     Flag(bool),
-    /// A count, a number by which something is known, or nanoseconds.
+    /// A count, an id, or nanoseconds.
     Number(u64),
-    /// Nanoseconds, estimated.
+    /// Estimated nanoseconds.
     Estimate(f64),
     /// A name.
     Text(String),
-    /// Several of one kind.
+    /// A list of values of one kind.
     List(Vec<Self>),
-    /// Several by their names.
+    /// Named values.
     Fields(Vec<(&'static str, Self)>),
 }
 
@@ -55,7 +55,7 @@ impl<T: Into<Value>> From<Vec<T>> for Value {
     }
 }
 
-/// Fields of a record by their names: each as the counter of that name says, or with a value that was read otherwise.
+/// Builds named values from the fields of a record: each is the counter of that name, or the given value.
 macro_rules! fields {
     (@value $of:ident $name:ident) => { Value::from($of.$name.load(Relaxed)) };
     (@value $of:ident $name:ident $value:expr) => { Value::from($value) };
@@ -64,23 +64,23 @@ macro_rules! fields {
     };
 }
 
-/// The page is of no process of ours.
+/// A page with invalid contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("page {page} of the counters {what}")]
 pub struct Unreadable {
-    /// The page.
+    /// The number of the page.
     pub page: usize,
-    /// The damage.
+    /// What is invalid.
     pub what: &'static str,
 }
 
 impl Board {
-    /// The pages that processes have taken, without those that are damaged (see `damage`).
+    /// Reads the pages of all processes, except damaged ones (see `damage`).
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
         self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
     }
 
-    /// The first page that says something that no process of this release writes.
+    /// Returns the first page with contents that no process of this release would write.
     pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }
@@ -91,7 +91,7 @@ impl Board {
 }
 
 impl PageRef {
-    /// How many pipes the page counts; None: no process has taken it.
+    /// The number of pipes on the page, or None if the page is free.
     fn counted_pipes(&self) -> Result<Option<usize>, Unreadable> {
         let refuse = |what| Err(Unreadable { page: self.index(), what });
         let role = self.header().role.load(Relaxed);
@@ -99,17 +99,17 @@ impl PageRef {
             return Ok(None);
         }
         if !Role::is_one(role) {
-            return refuse("is of a process that does what no process of a loader does");
+            return refuse("is of a process with a role that no loader has");
         }
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire);
         if pipes > self.board.config().pipes {
-            return refuse("counts more pipes than there is room for");
+            return refuse("counts more pipes than its capacity");
         }
         Ok(Some(pipes as usize))
     }
 
-    /// The page as that of a number.
+    /// Reads the page, and shows it with the number `shown`.
     fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();
@@ -138,7 +138,7 @@ fn wait(wait: &Wait) -> Value {
     fields!(wait: whom = whom, since = since, total = total, count = count)
 }
 
-/// Items that took long: of each the epoch in which it was made, nanoseconds, and which of the process's items it was.
+/// Slow items: for each its epoch, its duration in nanoseconds, and its index among the items of the process.
 fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
     let read = slow.iter().map(|slow| {
         slow.sequence.read(|| (slow.took.load(Relaxed), u64::from(slow.epoch.load(Relaxed)), slow.index.load(Relaxed)))
@@ -149,7 +149,7 @@ fn slowest(slow: &[SlowRecord]) -> Vec<Vec<u64>> {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; who sees a use sees its peak.
+    // SYNC(used): pairs with Allocator::mirror; a reader that sees a use also sees its peak.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(
         flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,
@@ -170,12 +170,11 @@ fn pipe(record: &PipeRecord) -> Value {
     )
 }
 
-/// The kinds of exceptions that were skipped, each with how many; further kinds are not among them.
+/// The exception types of skipped items with their counts. Types beyond the capacity are missing.
 fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
     record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
 
-/// The middle of the step in which the quantile lies.
 fn quantile(counts: &[u64; STEPS], which: f64) -> f64 {
     let wanted = (counts.iter().sum::<u64>() as f64 * which).ceil().max(1.0);
     let mut seen = 0;
@@ -206,31 +205,31 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_says_what_none_says_is_left_out_and_named_by_its_number() {
+    fn an_invalid_page_is_skipped_and_reported_with_its_number() {
         let board = board();
         assert!(board.damage().is_none());
         assert_eq!(field(&board.read()[0], "number"), &Value::Number(7));
         let page = board.page(1).unwrap();
         page.header().pipes.store(u32::MAX, Relaxed);
         let damage = || board.damage().unwrap().to_string();
-        assert_eq!(damage(), "page 1 of the counters counts more pipes than there is room for");
+        assert_eq!(damage(), "page 1 of the counters counts more pipes than its capacity");
         page.header().role.store(77, Relaxed);
-        assert!(damage().contains("what no process of a loader does"));
+        assert!(damage().contains("a role that no loader has"));
         assert!(board.read().is_empty());
     }
 
     #[test]
-    fn memory_that_may_shrink_is_not_looked_at() {
+    fn memory_that_is_not_sealed_is_not_read() {
         if crate::process::portable() {
             return;
         }
         let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         let board = board();
         assert!(Board::observe(&path(&board.fd().unwrap())).is_ok());
-        // SAFETY: a name and flags.
+        // SAFETY: the arguments are a valid C string and flags.
         let made = unsafe { libc::memfd_create(c"torchdata-stats".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(made >= 0);
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just created and is owned here.
         let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(made) };
         file.set_len(board.config().total() as u64).unwrap();
         assert!(Board::observe(&path(&file)).unwrap_err().to_string().contains("sealed"));

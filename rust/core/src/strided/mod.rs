@@ -1,10 +1,11 @@
-//! Copying elements that lie apart in memory, such as those of a flipped or cropped image, into one run.
+//! Copies elements that are not adjacent in memory, such as those of a flipped or cropped image, into contiguous
+//! memory.
 //!
-//! Elements are opaque bytes. Axes that can be walked as one are joined; what is left is walked line by line. In most
-//! images the elements of a line are a few bytes each (a pixel), and close together: there a line is copied 16 bytes at
-//! a time, through one byte shuffle, if the processor has it (`shuffle.rs`).
+//! Elements are opaque bytes. Axes that can be traversed as one are merged, and the remaining axes are traversed line
+//! by line. In most images, an element of a line is a pixel of a few bytes, and the pixels are close together. Such a
+//! line is copied 16 bytes at a time with a byte shuffle, if the processor supports it (`shuffle.rs`).
 //!
-//! The owner of both memories calls this, from any thread; nothing is kept.
+//! The owner of both memory areas calls this from any thread. There is no state.
 
 mod shuffle;
 
@@ -14,43 +15,41 @@ use shuffle::{Room, Shuffle, WINDOW};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     count: usize,
-    /// Bytes from one to the next.
+    /// Bytes from one element to the next.
     stride: isize,
 }
 
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
-/// A group of elements is at most so long, in bytes: two have to fit into a window.
+/// The maximum length of a group of elements in bytes: two must fit into a window.
 const LONGEST_GROUP: usize = WINDOW / 2;
-/// Groups that are walked element by element before the next ones, so that their memory stays in the cache.
+/// The number of groups that are copied element by element before the next ones, so that their memory stays in the
+/// cache.
 const BLOCK: usize = 1024;
 
-/// How elements lie in memory, in the order in which they are to be copied.
+/// The layout of elements in memory, in the order in which they are copied.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// Axes outside of a line, outermost first.
+    /// Axes around a line, outermost first.
     around: Vec<Axis>,
-    /// The groups of a line.
     line: Axis,
     /// The elements of a group.
     group: Axis,
-    /// Bytes of an element.
     run: usize,
-    /// Bytes of them all.
     len: usize,
-    /// Where they lie, as seen from the first one: the lowest byte of all, and the one behind the highest.
+    /// The range of the elements relative to the first one: the lowest byte, and the end.
     reach: (isize, isize),
     shuffle: Option<Shuffle>,
 }
 
-/// The order of an array's axes in memory, outermost first: copied in this order, memory is read from front to back as
-/// far as it can be. Axes that are equal in that stay as they are, and so does an array that repeats elements.
+/// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory sequentially
+/// as far as possible. Axes with equal strides keep their order, and so do all axes of an array that repeats elements.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis of one element means nothing: it stays behind its neighbour.
+    // The stride of an axis with one element is meaningless, so the axis stays after its neighbor.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -62,8 +61,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Elements of `size` bytes along axes of (count, stride in bytes), outermost first. None if they are more than
-    /// memory could hold.
+    /// Creates a layout of elements of `size` bytes along axes of (count, stride in bytes), outermost first. Returns
+    /// None if the elements exceed the address space.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -106,12 +105,12 @@ impl Strided {
         self.len
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the elements lie behind each other as they are.
+    /// Returns whether the elements are already contiguous.
     pub fn is_dense(&self) -> bool {
         self.run == self.len
     }
@@ -119,7 +118,7 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` is the first element; all elements are readable, `to` is writable for `len` bytes, and the two do not
+    /// `from` is the first element, all elements are readable, `to` is writable for `len` bytes, and the two do not
     /// overlap.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         let room = Room {
@@ -127,13 +126,13 @@ impl Strided {
             end: from.wrapping_offset(self.reach.1),
             to_end: to.wrapping_add(self.len),
         };
-        // SAFETY: as promised by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_around(&self.around, from, to, self.len, shuffle::can().then_some(room)) }
     }
 
     /// # Safety
-    /// As for `copy`, for the part of the elements within `around`, which has `len` bytes. The parts are copied in the
-    /// order of `to`: what lies behind one there may be written over.
+    /// As for `copy`, for the elements within `around`, which have `len` bytes. The parts are copied in the order of
+    /// `to`, and a part may overwrite bytes after its end.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize, room: Option<Room>) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: the part is one line.
@@ -141,7 +140,7 @@ impl Strided {
         };
         let part = len / outer.count;
         for index in 0..outer.count {
-            // SAFETY: each index is an element of the axis, and has its own part of `to`.
+            // SAFETY: each index is an element of the axis, and has a separate part of `to`.
             unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part, room) };
         }
     }
@@ -151,16 +150,17 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8, room: Option<Room>) {
         let Self { line, group, run, shuffle, .. } = *self;
         let done = match (shuffle, room) {
-            // SAFETY: the processor can, and the memory is as promised by the caller.
+            // SAFETY: the processor supports it, and the caller guarantees the memory.
             (Some(shuffle), Some(room)) => unsafe { shuffle.copy(from, to, line, room) },
             _ => 0,
         };
         let bytes = group.count * run;
-        // Few elements in a group are quicker taken one by one from all groups than all of them from each.
+        // If groups have few elements, copying one element of each group at a time is faster than copying group by
+        // group.
         for start in (done..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: elements of this line, and where they go.
+                // SAFETY: elements of this line, and their targets.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
@@ -172,28 +172,28 @@ impl Strided {
 }
 
 /// # Safety
-/// `index` is one of the axis' elements, and they are parts of one object.
+/// `index` is an element of the axis, and all elements are parts of one object.
 #[inline(always)]
 unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
 /// Copies runs of bytes, `step` bytes apart in `to`.
 ///
 /// # Safety
-/// The runs along `axis` are readable, and where they go is writable.
+/// The runs along `axis` are readable, and their targets are writable.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
-    /// As for the function around it.
+    /// As for the enclosing function.
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: as promised by the caller; bytes are aligned everywhere.
+            // SAFETY: guaranteed by the caller; bytes are always aligned.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match run {
             1 => copy::<1>(from, axis, to, step),

@@ -1,14 +1,14 @@
-//! Copying short elements of a line 16 bytes at a time: a step reads a window of memory, moves the bytes of as many
-//! elements as lie within it to where they belong, and writes a window.
+//! Copies short elements of a line 16 bytes at a time. A step reads a window of memory, moves the bytes of all elements
+//! in it to their targets, and writes a window.
 //!
-//! x86-64 has the shuffle since SSSE3, which is looked for when the program runs; aarch64 always has it.
+//! x86-64 supports the shuffle since SSSE3, which is detected at run time. aarch64 always supports it.
 
 use super::Axis;
 
-/// Bytes that one step reads, and writes.
+/// Bytes that one step reads and writes.
 pub const WINDOW: usize = 16;
 
-/// Memory that steps may touch: of the source from the lowest byte to behind the highest, of the target up to its end.
+/// The memory that steps may access: the source from its lowest byte to its end, and the target up to its end.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     pub low: *const u8,
@@ -22,18 +22,18 @@ pub struct Shuffle {
     /// Groups in a step, and their bytes.
     groups: usize,
     bytes: usize,
-    /// Steps that leave no group of the line to others; the last one may read and write beyond the line.
+    /// The number of steps that cover the whole line. The last one may read and write beyond the line.
     all: usize,
-    /// Steps that stay within the line.
+    /// The number of steps that stay within the line.
     within: usize,
-    /// First byte of what a step reads, as seen from its first group.
+    /// The first byte that a step reads, relative to its first group.
     low: isize,
-    /// Which byte of what was read goes where.
+    /// The source of each byte.
     table: [u8; WINDOW],
 }
 
 impl Shuffle {
-    /// None if a step would copy too little, or nothing.
+    /// Returns None if a step would copy too little or nothing.
     pub fn new(line: Axis, group: Axis, run: usize) -> Option<Self> {
         let bytes = group.count * run;
         let reach = line.stride.unsigned_abs();
@@ -44,17 +44,17 @@ impl Shuffle {
         let groups = (WINDOW / bytes).min((WINDOW - inner) / reach + 1);
         let bytes_of_step = groups * bytes;
         if groups == 0 || (groups == 1 && !(WINDOW / 2 + 1..WINDOW).contains(&bytes)) {
-            return None; // a single group of a usual size is copied as quickly by itself
+            return None; // a single group of a common size is copied as fast without a shuffle
         }
-        // The part of its windows that a step covers; the rest of them lies in groups that come later. As many groups
-        // at the end of a line are left to others if its steps are to stay within it.
+        // The part of its windows that a step covers. The other bytes belong to later groups. If steps must stay within
+        // the line, the last groups that would exceed it are copied otherwise.
         let covered = bytes_of_step.min((groups - 1) * reach + inner);
         let rest = (WINDOW - covered).div_ceil(reach.min(bytes));
-        // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its
-        // last one is where the line goes on.
+        // The window starts with its first group, or ends with it if the line runs downward in memory. The bytes beyond
+        // its last group belong to the continuation of the line.
         let span = group.stride * (group.count as isize - 1);
         let low = if line.stride > 0 { span.min(0) } else { span.max(0) + run as isize - WINDOW as isize };
-        // A byte with its highest bit set makes a zero; nobody reads what such a place gets.
+        // The highest bit makes a zero byte, which is overwritten later.
         let mut table = [0x80; WINDOW];
         for (index, place) in table.iter_mut().take(bytes_of_step).enumerate() {
             let (element, byte) = (index / run, index % run);
@@ -65,16 +65,16 @@ impl Shuffle {
         Some(Self { groups, bytes: bytes_of_step, all, within, low, table })
     }
 
-    /// Copies groups of the line, from its first one on, and returns their number: all of them, or if the memory
-    /// beyond the line is not ours, as many as can be without touching it. Behind the line, the target may be written
-    /// over.
+    /// Copies groups of the line, from its first one, and returns their number. It copies all groups, or if the memory
+    /// beyond the line may not be accessed, as many as possible without accessing it. May overwrite bytes after the
+    /// line in the target.
     ///
     /// # Safety
-    /// As for `Strided::copy`, for one line of what lies in this room; and `can()` is true.
+    /// As for `Strided::copy`, for one line within `room`. `can()` is true.
     #[inline]
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8, line: Axis, room: Room) -> usize {
-        // A step reads and writes a whole window, of which its groups may be the smaller part. The next steps write over
-        // the rest.
+        // A step reads and writes a whole window, which may be larger than its groups. The next steps overwrite the
+        // excess.
         let stride = line.stride * self.groups as isize;
         let first = from.wrapping_offset(self.low);
         let last = first.wrapping_offset(stride * (self.all as isize - 1));
@@ -84,15 +84,16 @@ impl Shuffle {
             && behind.cast_const() <= room.to_end.cast_const();
         let steps = if roomy { self.all } else { self.within };
         if steps > 0 {
-            // SAFETY: the windows lie between the first and the last byte of all elements, or of the line, as they were
-            // counted for: between its elements is memory of the same object. The processor can, says the caller.
+            // SAFETY: the windows are between the first and the last byte of all elements, or of the line, according to
+            // the chosen number of steps. The memory between elements belongs to the same object. The caller guarantees
+            // that the processor supports the instruction.
             unsafe { shuffle(&self.table, steps, from.offset(self.low), stride, to, self.bytes) };
         }
         line.count.min(steps * self.groups)
     }
 }
 
-/// Whether this processor can.
+/// Returns whether this processor supports the shuffle.
 pub fn can() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("ssse3");
@@ -100,16 +101,16 @@ pub fn can() -> bool {
     cfg!(target_arch = "aarch64")
 }
 
-/// Takes a window of `from` after the other, `stride` bytes apart, through the table to windows of `to`, `bytes` apart.
+/// Moves windows of `from`, `stride` bytes apart, through the table to windows of `to`, `bytes` apart.
 ///
 /// # Safety
-/// All windows are readable, or writable; and the processor has SSSE3.
+/// All windows are readable and writable, respectively. The processor supports SSSE3.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "ssse3")]
 unsafe fn shuffle(table: &[u8; WINDOW], steps: usize, from: *const u8, stride: isize, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_shuffle_epi8, _mm_storeu_si128};
 
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let table = _mm_loadu_si128(table.as_ptr().cast::<__m128i>());
         for step in 0..steps {
@@ -119,15 +120,15 @@ unsafe fn shuffle(table: &[u8; WINDOW], steps: usize, from: *const u8, stride: i
     }
 }
 
-/// Takes a window of `from` after the other, `stride` bytes apart, through the table to windows of `to`, `bytes` apart.
+/// Moves windows of `from`, `stride` bytes apart, through the table to windows of `to`, `bytes` apart.
 ///
 /// # Safety
-/// All windows are readable, or writable.
+/// All windows are readable and writable, respectively.
 #[cfg(target_arch = "aarch64")]
 unsafe fn shuffle(table: &[u8; WINDOW], steps: usize, from: *const u8, stride: isize, to: *mut u8, bytes: usize) {
     use std::arch::aarch64::{vld1q_u8, vqtbl1q_u8, vst1q_u8};
 
-    // SAFETY: as promised by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let table = vld1q_u8(table.as_ptr());
         for step in 0..steps {
@@ -140,7 +141,7 @@ unsafe fn shuffle(table: &[u8; WINDOW], steps: usize, from: *const u8, stride: i
 /// Other processors copy element by element.
 ///
 /// # Safety
-/// `can()` is true, which it never is here.
+/// Never called, because `can()` is false.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn shuffle(_: &[u8; WINDOW], _: usize, _: *const u8, _: isize, _: *mut u8, _: usize) {
     unreachable!()

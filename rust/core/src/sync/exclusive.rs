@@ -1,4 +1,4 @@
-//! A lock that refuses a second thread rather than have it wait, and knows its holder.
+//! A lock that fails instead of waiting, and that can detect whether the current thread holds it.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -6,41 +6,41 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::primitive::{AtomicUsize, Ordering};
 
-/// A value that one thread at a time holds.
+/// A value that one thread at a time can hold.
 ///
-/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread
-/// of its parent held the value is refused for ever.
+/// Cheaper than a mutex, which has to check for waiting threads when it is released. If the process forks while another
+/// thread holds the value, the child can never hold it.
 #[derive(Debug)]
 pub struct Exclusive<T> {
-    /// The thread that holds the value (see `this_thread`); 0: none.
+    /// The thread that holds the value (see `this_thread`), or 0.
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: only the thread that has changed `holder` from 0 reaches the value, which so passes from thread to thread.
+// SAFETY: only the thread that changed `holder` from 0 accesses the value, so the value moves from thread to thread.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 /// The value, held by this thread.
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,
-    /// Not to be let go by another thread.
+    /// Prevents release by another thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// A number that this thread has as long as it lives, and no other meanwhile: where something of its own lies.
+/// A number that is unique to this thread while it runs: the address of a thread-local variable.
 fn this_thread() -> usize {
     thread_local!(static OWN: u8 = const { 0 });
     OWN.with(|own| std::ptr::from_ref(own) as usize)
 }
 
 impl<T> Exclusive<T> {
-    /// A value that nobody holds.
+    /// Creates a value that is not held.
     pub fn new(value: T) -> Self {
         Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// The value, unless some thread holds it, be it this one.
+    /// Returns the value, unless a thread holds it, including the current one.
     #[inline]
     pub fn try_hold(&self) -> Option<Held<'_, T>> {
         // SYNC(exclusive): pairs with the drop of `Held`.
@@ -48,7 +48,7 @@ impl<T> Exclusive<T> {
         Some(Held { owner: self, _of_this_thread: PhantomData })
     }
 
-    /// Whether this thread holds the value.
+    /// Returns whether this thread holds the value.
     pub fn is_held_here(&self) -> bool {
         self.holder.load(Ordering::Relaxed) == this_thread()
     }
@@ -67,7 +67,7 @@ impl<T> Deref for Held<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread alone holds the value.
+        // SAFETY: only this thread holds the value.
         unsafe { &*self.owner.value.get() }
     }
 }
@@ -75,7 +75,7 @@ impl<T> Deref for Held<'_, T> {
 impl<T> DerefMut for Held<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this thread alone holds the value, by this one guard.
+        // SAFETY: only this thread holds the value, through this guard.
         unsafe { &mut *self.owner.value.get() }
     }
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::Exclusive;
 
     #[test]
-    fn one_at_a_time_holds_the_value_and_knows_it() {
+    fn one_thread_at_a_time_holds_the_value_and_can_detect_it() {
         let value = Exclusive::new(1);
         let mut held = value.try_hold().expect("nobody has it");
         *held += 1;

@@ -1,4 +1,4 @@
-//! Synchronisation within a process, and the switch by which loom checks it.
+//! Synchronization within a process, and the switch for checking it with loom.
 
 pub mod exclusive;
 pub mod primitive;

@@ -1,4 +1,4 @@
-//! The one switch between the real primitives and loom's: algorithms that loom checks take theirs from here.
+//! Switches between the standard primitives and those of loom, for algorithms that loom checks.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

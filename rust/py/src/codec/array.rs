@@ -1,4 +1,4 @@
-//! NumPy arrays and scalars through NumPy's C API.
+//! NumPy arrays and scalars, through NumPy's C API.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use super::malformed;
 use crate::buffers::ArenaBuffer;
 use crate::numpy_api::numpy;
 
-/// Most dimensions that an array may have.
+/// The maximum number of dimensions of an array.
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// Returns the order in which the axes of an array lie in memory, outermost first.
+/// The order of the axes of an array in memory, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// The first one outermost.
+    /// The first axis is outermost.
     C,
-    /// The last one outermost.
+    /// The last axis is outermost.
     Fortran,
     Other(Vec<usize>),
 }
 
 impl Order {
-    /// Whether it is that of the indices.
+    /// Returns whether the order is that of the indices.
     pub fn is_by_index(&self) -> bool {
         matches!(self, Order::C)
     }
@@ -44,19 +44,18 @@ impl Order {
         }
     }
 
-    /// Appends the name under which it travels.
     pub fn write(&self, payload: &mut Vec<u8>) {
         match self {
             Order::C => payload.push(0),
             Order::Fortran => payload.push(1),
             Order::Other(axes) => {
                 payload.push(2);
-                payload.extend(axes.iter().map(|&axis| axis as u8)); // there are at most 64
+                payload.extend(axes.iter().map(|&axis| axis as u8)); // at most 64
             }
         }
     }
 
-    /// Takes the name of an order of so many axes from bytes that `take` hands out; they are not trusted.
+    /// Decodes the order of `dimensions` axes from untrusted bytes that `take` returns.
     pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         match take(1)?[0] {
             0 => Ok(Order::C),
@@ -70,22 +69,19 @@ impl Order {
     }
 }
 
-/// An array of a plain dtype taken apart.
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    /// The order that its elements have in memory, and arrive in.
+    /// The order of the elements in memory, which is kept on arrival.
     pub order: Order,
     pub shape: &'a [npy_intp],
-    /// The first element.
     pub data: *mut u8,
-    /// Bytes of all elements.
     pub len: usize,
-    /// How they lie if they are not one behind the other.
+    /// The layout of the elements, if they are not contiguous.
     pub strided: Option<Strided>,
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
-    // SAFETY: callers pass exact ndarrays, whose layout this is; the reference lives no longer than the object.
+    // SAFETY: callers pass exact ndarrays, which have this layout. The reference does not outlive the object.
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
@@ -93,12 +89,11 @@ fn bytes_of(item: usize, shape: &[npy_intp]) -> Option<usize> {
     shape.iter().try_fold(item, |len, &dim| len.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Shape and strides.
 fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) {
     let fields = fields(array);
     let dimensions = fields.nd as usize;
     if dimensions == 0 {
-        return (&[], &[]); // there may be no tables of them
+        return (&[], &[]); // the pointers may be null
     }
     // SAFETY: an array of `nd` dimensions has that many lengths and strides.
     unsafe {
@@ -107,19 +102,19 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// How the elements of an array lie, in the order of these axes.
+/// The layout of the elements of an array, with the axes in this order.
 fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize]) -> Option<Strided> {
     Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
 }
 
-/// How the elements of an array lie, in the order of their indices.
+/// The layout of the elements of an array, in the order of their indices.
 pub fn in_index_order(array: &Bound<'_, PyAny>) -> Option<Strided> {
     let (_, item) = Dtype::of(array.py(), fields(array).descr)?;
     let (shape, strides) = extents(array);
     layout(item, shape, strides, &(0..shape.len()).collect::<Vec<_>>())
 }
 
-/// Takes an exact ndarray apart; None if pickle should have it.
+/// Returns the parts of an exact ndarray, or None if the array must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -138,14 +133,14 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// The block of the arena under an array that was made by `torchdata.empty`, if the array covers it whole and
-/// nothing else can reach it: no other array, no buffer, no tensor, no weak reference.
+/// Returns the block under an array that `torchdata.empty` has created, if the array covers the whole block and is not
+/// accessible otherwise: through another array, a buffer, a tensor or a weak reference.
 ///
-/// Callers see to it that nobody refers to the array but the item that it is in.
+/// The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. Each
-    // object that is looked into has the type of the array, an exact ndarray.
+    // SAFETY: reads types, reference counts and fields of existing objects under the GIL. Each object whose fields are
+    // read has the type of the array, an exact ndarray.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -163,12 +158,13 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// The block of the arena under the array that `torchdata.empty` made a tensor over, if the tensor covers it whole.
+/// Returns the block under an array over which `torchdata.empty` has created a tensor, if the tensor covers the whole
+/// block.
 ///
-/// Callers see to it that nobody refers to array or tensor but the item that the tensor is in.
+/// The caller ensures that only the item refers to the array and the tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: reads the reference count of a live object: the array's reference, and ours.
+    // SAFETY: reads the reference count of an existing object. The array and this function have one reference each.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -176,7 +172,7 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// A new array of `len` bytes: with memory of its own, or over that many bytes that an object owns.
+/// Creates an array of `len` bytes, either with its own memory, or over memory that another object owns.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,
@@ -210,8 +206,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, dimensions and strides are valid; `data`, where given, covers the array, and is kept alive by what
-    // owns it.
+    // SAFETY: dtype, dimensions and strides are valid. `data`, if given, covers the array, and its owner keeps it
+    // alive.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -219,17 +215,16 @@ pub fn make<'py>(
     Ok(array)
 }
 
-/// Memory of an array that was made by `make` without `over`.
 pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// The dtype and bytes of a plain NumPy scalar; None if pickle should have it.
+/// Returns the dtype and bytes of a plain NumPy scalar, or None if it must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass NumPy scalars, whose dtype is read while it lives; what is written is one element of a plain
-    // dtype, which fits the buffer.
+    // SAFETY: callers pass NumPy scalars that exist while their dtype is read. One element of a plain dtype is written,
+    // which fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };
@@ -240,32 +235,29 @@ pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8
     }
 }
 
-/// A NumPy scalar from its dtype and bytes.
 pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let (descr, size) = dtype.descriptor(py)?;
     if size != bytes.len() {
         return Err(malformed());
     }
     let mut aligned = [0_u128; LARGEST / 16];
-    // SAFETY: an element has at most as many bytes as the buffer, which is aligned for any.
+    // SAFETY: an element is not longer than the buffer, which is aligned for all dtypes.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), aligned.as_mut_ptr().cast(), bytes.len());
         numpy(py)?.scalar(&descr, aligned.as_mut_ptr().cast())
     }
 }
 
-/// A new one-dimensional array with these elements.
+/// Creates a one-dimensional array with these elements.
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
     let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
     let array = make(py, Dtype::number(T::NUMBER), &Order::C, &mut [count], size_of_val(elements), None)?;
-    // SAFETY: the array was just made with room for these elements, and nobody else knows it yet.
+    // SAFETY: the new array has room for these elements, and no other code refers to it yet.
     unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr(), data_of(&array).cast(), elements.len()) };
     Ok(array)
 }
 
-/// The elements of which `array_of` makes arrays.
 pub trait Element: Copy {
-    /// The number of NumPy's dtype that has the same elements.
     const NUMBER: u8;
 }
 
@@ -278,11 +270,10 @@ impl Element for i32 {
 }
 
 impl Element for i64 {
-    /// NumPy's int64 is `long` if that is as long, else `long long`.
+    /// NumPy's int64 is `long` if `long` has 64 bits, otherwise `long long`.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 
-/// An array over an arena buffer.
 pub fn empty_over<'py>(
     buffer: Bound<'py, ArenaBuffer>,
     dtype: Dtype,

@@ -1,4 +1,4 @@
-//! Bytes and buffers to items. The bytes are private, but not trusted: every length is checked.
+//! Decodes items from bytes and buffers. The bytes are private but not trusted, so all lengths are checked.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use super::{moments, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Builds the item from its inline part and its large buffers.
+/// Decodes an item from its inline part and its large buffers.
 ///
-/// `may_lease` says whether arrays may stay where they are; otherwise they are copied out.
+/// If `may_lease` is true, arrays use the memory of leased buffers. Otherwise it is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -34,7 +34,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// Deepest nesting that is followed; the encoder stays well below.
+/// The maximum nesting. The encoder uses less.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -46,15 +46,15 @@ struct Decoder<'py, 'a> {
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// Bytes of a private copy that are kept for the next one: beside a long string, another allocation of its size for
-/// each would have the allocator give memory back and take it again, page by page, with every item.
+/// The maximum size of the scratch buffer that is kept for the next item. If it were allocated for each long string,
+/// the allocator would return memory to the system and request it again for every item.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A run of bytes, inline or out of band.
+/// A run of bytes, inline or in a buffer.
 #[derive(Clone, Copy)]
 enum Bulk<'a> {
     Inline(&'a [u8]),
@@ -62,7 +62,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Where the bytes lie, which may be shared memory: they are to be copied, and not to be looked at before.
+    /// The address of the bytes, which may be in shared memory. They must be copied before they are interpreted.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -71,7 +71,7 @@ impl Bulk<'_> {
         }
     }
 
-    /// A string of the bytes, which are looked at before they are copied.
+    /// Decodes a string. Shared memory is copied first.
     fn to_str<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
         let string = match self {
             Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
@@ -91,7 +91,7 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`; the interpreter makes a new object of a copy.
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies it into a new object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
@@ -123,7 +123,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// A count of members, each of which takes at least one byte.
+    /// Reads a number of members. Each member takes at least one byte.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }
@@ -154,7 +154,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::True => Ok(true.into_pyobject(py)?.to_owned().into_any()),
             Tag::Int => {
                 let value = self.word()? as i64;
-                // SAFETY: makes a new int or fails with MemoryError set.
+                // SAFETY: returns a new int, or NULL with MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
             Tag::BigInt => {
@@ -227,7 +227,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
         }
     }
 
-    /// A tuple, a list or a batch of numbers.
     fn numbers(&mut self) -> PyResult<Bound<'py, PyAny>> {
         let container = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;
         let element = Tag::from_byte(self.byte()?).ok_or_else(malformed)?;
@@ -246,7 +245,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         (0..count).map(|_| self.item(depth + 1)).collect()
     }
 
-    /// An object with a writable buffer over a run of bytes: the lease if it may be kept, else a copy.
+    /// Returns an object with a writable buffer over these bytes: the lease if it may be kept, otherwise a copy.
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
@@ -313,11 +312,11 @@ impl<'py, 'a> Decoder<'py, 'a> {
     }
 }
 
-/// Copies into fresh memory of Python's, without the GIL if that takes long.
+/// Copies into new memory of Python. Long copies release the GIL.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
-    // SAFETY: callers pass memory that is valid for `len` bytes; `to` was just allocated with room for them, nobody
-    // else knows it yet, and both outlive the call.
+    // SAFETY: callers pass memory that is valid for `len` bytes. `to` was just allocated with that length, no other
+    // code refers to it, and both outlive the call.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
     if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

@@ -1,8 +1,8 @@
-//! Tensors out of torch and into it by DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
+//! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! Where torch has the table of functions that DLPack 1.2 names `__dlpack_c_exchange_api__`, a tensor is described
-//! without an object of its own, and one is made without a capsule. Older releases have `torch.utils.dlpack` alone. Both
-//! are public, and give the same tensors.
+//! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, a tensor is described without an
+//! additional object, and created without a capsule. Older releases only have `torch.utils.dlpack`. Both are public,
+//! and the results are the same.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -20,10 +20,8 @@ use torchdata_core::link::lease::Lease;
 use super::helpers::helpers;
 use super::malformed;
 
-/// Memory of the processor.
 const CPU: c_int = 1;
 
-/// The type of an element.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementType {
@@ -36,7 +34,7 @@ impl ElementType {
     const BFLOAT: u8 = 4;
     const COMPLEX: u8 = 5;
 
-    /// Bytes of an element; None if elements do not lie at multiples of a byte.
+    /// Bytes of an element, or None if its size is not a whole number of bytes.
     pub fn size(self) -> Option<usize> {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
@@ -45,19 +43,18 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Whether torch may put off a change of sign: the imaginary part of a conjugate is a real number.
+    /// Returns whether torch may apply a change of sign lazily. The imaginary part of a conjugate is an example.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
     }
 }
 
-/// `DLTensor`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Described {
     data: *mut c_void,
-    /// The kind of its memory, and the number of the device among those of the kind.
+    /// The type of the device, and its index.
     device: [c_int; 2],
     dimensions: c_int,
     element: ElementType,
@@ -66,7 +63,6 @@ struct Described {
     byte_offset: u64,
 }
 
-/// `DLManagedTensor`: that of a capsule.
 #[repr(C)]
 struct Managed {
     tensor: Described,
@@ -74,7 +70,6 @@ struct Managed {
     free: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// `DLManagedTensorVersioned`.
 #[repr(C)]
 struct Versioned {
     version: [u32; 2],
@@ -84,30 +79,28 @@ struct Versioned {
     tensor: Described,
 }
 
-/// `DLPackExchangeAPI`.
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// Where an older table is, and two functions, of no use here.
+    /// A pointer to an older table, and two functions that are not needed.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
-/// The major version of DLPack that is spoken here.
 const MAJOR: u32 = 1;
-/// Whether torch has refused to describe a tensor here, mostly a sparse one. It takes a millisecond to make the error, so
-/// from then on each tensor's layout is looked at first; before that the usual tensor pays nothing.
+/// Whether torch has failed to describe a tensor in this process, typically a sparse one. The exception costs a
+/// millisecond, so after the first one the layout of each tensor is checked first.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
-/// The name of a capsule that nobody has taken the tensor out of.
+/// The name of a capsule from which no tensor was taken yet.
 const UNUSED: &CStr = c"dltensor";
 
-/// What of torch is used here.
+/// The parts of torch that are used here.
 struct Torch {
     exchange: Option<&'static ExchangeApi>,
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
-    /// The layout of tensors that are elements at strides, and what tells a tensor's.
+    /// The layout of strided tensors, and the names of attributes and methods.
     strided: Py<PyAny>,
     layout: Py<PyString>,
     requires_grad: Py<PyString>,
@@ -119,9 +112,9 @@ struct Torch {
     stride: Py<PyString>,
 }
 
-/// Torch, imported by the first call.
+/// Returns the parts of torch. The first call imports it.
 ///
-/// FORK: no lock, as for `helpers`; whoever forks waits for the import.
+/// FORK: no lock, as for `helpers`. A fork waits for the import.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -133,8 +126,8 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
             Some(capsule) => {
                 let table = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast::<ExchangeApi>();
                 std::mem::forget(capsule);
-                // SAFETY: DLPack says that the capsule of this name holds such a table, which lives as long as the
-                // process; its version is the first field of all versions.
+                // SAFETY: according to DLPack, the capsule with this name contains such a table, which exists as long
+                // as the process. The version is the first field in all versions.
                 unsafe { (table.cast::<u32>().read() == MAJOR).then_some(table.as_ref()) }
             }
         };
@@ -156,17 +149,16 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     })
 }
 
-/// Calls a method without arguments.
 fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end = null_mut::<ffi::PyObject>();
-    // SAFETY: a live object, and a name; a new reference, or NULL with an exception set.
+    // SAFETY: an existing object and a name. Returns a new reference, or NULL with an exception set.
     unsafe {
         let result = ffi::PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), end);
         Bound::from_owned_ptr_or_err(object.py(), result)
     }
 }
 
-/// A tensor that is nothing but elements in memory of this process, of which there is at least one.
+/// A tensor that consists only of elements in the memory of this process. It has at least one.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -175,7 +167,8 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Looks at an exact tensor; None if there is more to it than its elements, or they are not all there.
+    /// Describes an exact tensor. Returns None if it has other state than its elements, or if some elements are outside
+    /// of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -201,7 +194,6 @@ impl<'py> Exported<'py> {
         self.tensor.element
     }
 
-    /// Bytes of an element.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -212,29 +204,28 @@ impl<'py> Exported<'py> {
 
     fn extents(&self, of: *const i64) -> &[i64] {
         if self.tensor.dimensions == 0 {
-            return &[]; // there may be no table of them
+            return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor of so many dimensions has that many lengths and strides, as long as it or the capsule lives.
+        // SAFETY: a tensor with this number of dimensions has that many lengths and strides, as long as the tensor or
+        // the capsule exists.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
-    /// The first element.
     pub fn data(&self) -> *const u8 {
         self.tensor.data.cast_const().cast::<u8>().wrapping_add(self.tensor.byte_offset as usize)
     }
 
-    /// Bytes of all elements.
     pub fn len(&self) -> usize {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Bytes from the first element to behind the last one.
+    /// Bytes from the first element to the end of the last one.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
     }
 
-    /// Whether the elements lie one behind the other, in the order of their indices.
+    /// Returns whether the elements are contiguous, in the order of their indices.
     pub fn is_contiguous(&self) -> bool {
         let mut next = 1_i64;
         self.shape().iter().zip(self.extents(self.tensor.strides)).rev().all(|(&count, &stride)| {
@@ -244,20 +235,19 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Elements from one to the next along each dimension, as torch has them: in a DLPack's, those of dimensions with
-    /// one element may be others.
+    /// The strides in elements, as torch reports them. Those of DLPack may differ for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Whether the elements are others than those in memory.
+    /// Returns whether the values of the elements differ from the memory.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
         Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
     }
 
-    /// Whether all elements are in the storage, which users may resize.
+    /// Returns whether all elements are within the storage, which users can resize.
     fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
         let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
         let reach = self.reach();
@@ -270,7 +260,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Bytes from the first element to behind the last one; None if they are more than memory could hold.
+/// Bytes from the first element to the end of the last one, or None if they exceed the address space.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -279,9 +269,9 @@ pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     last?.checked_add(1)?.checked_mul(size)
 }
 
-/// Whether a user has given the object attributes.
+/// Returns whether a user has set attributes on the object.
 fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // SAFETY: an object of a class that gives its objects dictionaries; a new reference, or NULL with an exception set.
+    // SAFETY: the objects of this class have dictionaries. Returns a new reference, or NULL with an exception set.
     unsafe {
         let dict = ffi::PyObject_GenericGetDict(item.as_ptr(), null_mut());
         let dict = Bound::from_owned_ptr_or_err(item.py(), dict)?;
@@ -290,13 +280,14 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// The description of a tensor, and what keeps it, if that is not the tensor itself; None if torch has none.
+    /// Returns the description of a tensor and an object that keeps it valid, if that is not the tensor itself. Returns
+    /// None if torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: an exact tensor, whose class the table is of; the description is written unless -1 is returned,
-            // with an exception set.
+            // SAFETY: an exact tensor of the class to which the table belongs. The description is written, unless -1 is
+            // returned with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -310,29 +301,27 @@ impl Torch {
             Err(error) => return none_of(py, error),
         };
         let managed = capsule.cast::<PyCapsule>()?.pointer_checked(Some(UNUSED))?.cast::<Managed>();
-        // SAFETY: DLPack says that a capsule of this name holds this.
+        // SAFETY: according to DLPack, a capsule with this name contains this struct.
         let described = unsafe { managed.as_ref().tensor };
         Ok(Some((described, Some(capsule))))
     }
 }
 
-/// Nothing, if torch says that a tensor has no description.
+/// Returns None if torch cannot describe a tensor.
 fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     HAS_REFUSED.store(true, Relaxed);
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
 }
 
-/// The memory of a tensor that was made here.
 pub enum Memory {
     Leased(Arc<Lease>),
     Own(Own),
 }
 
-/// Memory of a tensor's own, aligned for any element.
+/// Memory owned by a tensor, aligned for all elements.
 pub struct Own(Vec<u128>);
 
 impl Own {
-    /// Room for `len` bytes.
     pub fn new(len: usize) -> PyResult<Self> {
         let mut words = Vec::new();
         let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
@@ -345,32 +334,31 @@ impl Own {
     }
 }
 
-/// What a new tensor lives in: torch frees it, in any thread, once the last tensor over the memory has died.
+/// The owner of a new tensor's memory. Torch frees it on any thread when the last tensor over the memory is deleted.
 #[repr(C)]
 struct Home<M> {
     managed: M,
-    /// Shape and strides.
     extents: Vec<i64>,
     _memory: Memory,
 }
 
 impl<M> Home<M> {
     /// # Safety
-    /// `managed` is the first field of a home that was taken out of its box, and nobody uses it afterwards.
+    /// `managed` is the first field of a `Home` that was created by `leave`, and is not used afterwards.
     unsafe extern "C" fn free(managed: *mut M) {
-        // SAFETY: as promised by the caller; the home begins with what it manages.
+        // SAFETY: guaranteed by the caller. `managed` is at offset 0 of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Hands it out, to be freed by `free`.
+    /// Moves the value to the heap, to be freed by `free`.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }
 }
 
-/// A tensor over memory.
+/// Creates a tensor over memory.
 ///
-/// `extents` are its shape, and behind that its strides in elements, by which all elements lie in the memory.
+/// `extents` contains the shape, followed by the strides in elements. All elements must be within the memory.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,
@@ -382,7 +370,7 @@ pub fn tensor_over<'py>(
         Memory::Own(own) => own.as_mut_ptr(),
     };
     let dimensions = extents.len() / 2;
-    let shape = extents.as_mut_ptr(); // the vector's memory stays where it is when the vector moves
+    let shape = extents.as_mut_ptr(); // moving the vector does not move its memory
     let strides = shape.wrapping_add(dimensions);
     let dimensions = c_int::try_from(dimensions).map_err(|_| malformed())?;
     let tensor = Described { data: data.cast(), device: [CPU, 0], dimensions, element, shape, strides, byte_offset: 0 };
@@ -392,7 +380,7 @@ pub fn tensor_over<'py>(
         let managed = Versioned { version: [MAJOR, 0], context, free: Some(Home::<Versioned>::free), flags: 0, tensor };
         let managed = Home { managed, extents, _memory: memory }.leave();
         let mut object = null_mut();
-        // SAFETY: the table takes over what it is handed, also where it fails: then it sets an exception.
+        // SAFETY: the function takes ownership of its argument, even if it fails with an exception set.
         return unsafe {
             if (exchange.object_of)(managed, &mut object) == 0 {
                 Bound::from_owned_ptr_or_err(py, object)
@@ -404,8 +392,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: a new capsule, or NULL with an exception set. Whoever takes the tensor out of it renames it; if nobody did,
-    // the tensor is ours still.
+    // SAFETY: a new capsule, or NULL with an exception set. Taking the tensor out of the capsule renames it. If that
+    // did not happen, this function still owns the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

@@ -1,4 +1,4 @@
-//! The dtypes whose elements cross as they lie in memory, and how they are named on the way.
+//! The dtypes with elements that are sent as they are in memory, and their encoding.
 
 use std::ffi::c_int;
 
@@ -12,13 +12,12 @@ use crate::numpy_api::numpy;
 /// A native dtype of numbers or times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dtype {
-    /// NumPy's number of it.
     number: u8,
-    /// Of times, what one step is.
+    /// For times, the unit.
     unit: Option<Unit>,
 }
 
-/// NumPy's number of a unit of time, and how many of it make a step.
+/// NumPy's number of a unit of time, and its multiple.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unit {
     base: u32,
@@ -26,7 +25,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Years, months and weeks, days to attoseconds, and no unit in particular. There is no third.
+    /// Years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -37,33 +36,31 @@ fn is_number(number: c_int) -> bool {
     matches!(number, 0..=16 | 23)
 }
 
-/// `datetime64` and `timedelta64`.
 fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// Most bytes of an element: a complex number of two `long double`s, which have 8 to 16 bytes.
+/// The maximum size of an element in bytes: a complex number of two `long double`s with 8 to 16 bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
-    // SAFETY: callers pass the descriptor of a live object, and a built-in one.
+    // SAFETY: callers pass a built-in descriptor of an existing object.
     let size = unsafe { numpy(py).ok()?.item_size(descr.cast()) };
     usize::try_from(size).ok().filter(|&size| size <= LARGEST)
 }
 
 impl Dtype {
-    /// The dtype behind a descriptor, and the bytes of an element as NumPy counts them; None if pickle should have
-    /// it.
+    /// Returns the dtype of a descriptor and the size of an element in bytes, or None if the array must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
-        // SAFETY: callers pass the descriptor of a live object.
+        // SAFETY: callers pass the descriptor of an existing object.
         let fields = unsafe { &(*descr).fields };
         let number = fields.type_num;
         if !(is_number(number) || is_time(number)) || !matches!(fields.byteorder as u8, b'=' | b'|') {
             return None;
         }
-        // SAFETY: the descriptor of a live object, and a built-in one.
+        // SAFETY: a built-in descriptor of an existing object.
         if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
-            return None; // which pickle keeps
+            return None; // pickle keeps the metadata
         }
         let mut unit = None;
         if is_time(number) {
@@ -76,8 +73,8 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// The dtype of numbers that NumPy numbers so, and the bytes of an element; None if there is none, or not of
-    /// numbers.
+    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if it does
+    /// not exist, or is not one of numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);
@@ -86,12 +83,11 @@ impl Dtype {
         dtype.descriptor(py).map(|(_, size)| Some((dtype, size)))
     }
 
-    /// The dtype of numbers that NumPy numbers so.
+    /// The dtype of numbers with this type number.
     pub const fn number(number: u8) -> Self {
         Self { number, unit: None }
     }
 
-    /// Appends the name under which it travels.
     pub fn write(self, payload: &mut Vec<u8>) {
         payload.push(self.number);
         if let Some(Unit { base, count }) = self.unit {
@@ -100,7 +96,7 @@ impl Dtype {
         }
     }
 
-    /// Takes a name from bytes that `take` hands out; they are not trusted.
+    /// Decodes a dtype from untrusted bytes that `take` returns.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;
@@ -112,18 +108,18 @@ impl Dtype {
         (is_number(number.into()) || unit.is_some()).then_some(Self { number, unit }).ok_or_else(malformed)
     }
 
-    /// NumPy's descriptor, and the bytes of an element.
+    /// NumPy's descriptor, and the size of an element in bytes.
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: the number is that of a built-in dtype. One with a unit is an object of its own, which nobody else
-        // has read yet, and has the form that dtypes of times have.
+        // SAFETY: the number is that of a built-in dtype. A descriptor with a unit is a new object that no other code
+        // has read yet, and has the layout of dtypes of times.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {
                 let metadata = numpy.unit_of(descr.as_ptr().cast());
                 if metadata.is_null() {
-                    return Err(PyValueError::new_err("this NumPy keeps the units of times elsewhere"));
+                    return Err(PyValueError::new_err("this version of NumPy stores the units of times elsewhere"));
                 }
                 (&raw mut (*metadata).meta.base).cast::<u32>().write(unit.base);
                 (*metadata).meta.num = unit.count;

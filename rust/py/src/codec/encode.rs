@@ -1,4 +1,4 @@
-//! Items to bytes and buffers.
+//! Encodes items to bytes and buffers.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -21,45 +21,44 @@ use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// Deeper nesting is left to pickle, which has its own limit.
+/// More deeply nested items are pickled, because pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// A string from this length on is sent once, however often an item holds it. Copying a shorter one, such as most keys
-/// of dictionaries, takes no longer than looking it up.
+/// A string of at least this length is sent once even if an item contains it several times. Copying a shorter string,
+/// such as most dictionary keys, is as fast as looking it up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// Room for objects that is kept from item to item.
+/// The capacity for objects that is kept for the next item.
 const MOST_REMEMBERED: usize = 1024;
 
-/// A part of this process' memory: the address of its first byte, and that behind its last one.
+/// The start and end address of a part of the memory of this process.
 type Span = (usize, usize);
 
-/// The walk's knowledge of its place in the item.
+/// The position of the traversal in the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
     depth: usize,
-    /// Whether nothing but the item refers to the containers around it.
+    /// Whether only the item refers to the enclosing containers.
     alone: bool,
 }
 
 impl Within<'_> {
-    /// Whether nothing but the item refers to the object here: the container does, and the walk, which is handed the
-    /// item itself by the only reference to it.
+    /// Returns whether only the item refers to this object. The container has one reference, and the traversal has one,
+    /// except for the item itself.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: reads the reference count of a live object.
+        // SAFETY: reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
-    /// The place of the members of the container here.
+    /// The position for the members of a container.
     fn within(self, container: &Bound<'_, PyAny>) -> Self {
         Self { alone: self.is_alone(container), depth: self.depth + 1, ..self }
     }
 }
 
-/// Why the tree walk gave up.
 enum Stop {
-    /// The item is for pickle as a whole: something appears twice in it (or might, if a member is for pickle and so
-    /// out of sight), or it is nested too deeply.
+    /// The item must be pickled as a whole. Either an object appears twice in it, or it may appear twice because a
+    /// member is pickled, or the nesting is too deep.
     Whole,
     Error(PyErr),
 }
@@ -70,33 +69,32 @@ impl From<PyErr> for Stop {
     }
 }
 
-/// Turns items into bytes; the vectors are reused from item to item.
+/// Encodes items. The vectors are reused.
 #[derive(Default)]
 pub struct Encoder {
     /// The inline part of the last item.
     pub payload: Vec<u8>,
     /// The large buffers of the last item.
     pub buffers: Vec<OutBuffer>,
-    /// Containers and arrays of the item that something else refers to as well.
+    /// Containers and arrays of the item that have other references.
     visited: FxHashSet<usize>,
-    /// Long strings of the item, text and bytes, times and UUIDs that something else refers to as well: their numbers,
-    /// and what keeps them where they are.
+    /// Long strings, bytes objects, times and UUIDs of the item that have other references: their numbers, and
+    /// references that keep their addresses valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
-    /// How many such objects of the item were announced, those included that nothing else refers to.
+    /// The number of such objects announced in this item, including those without other references.
     announced: u64,
-    /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
+    /// The memory of the item's tensors: end address by start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
+    /// The member to pickle, which may share objects with other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether the bytes may be others the next time although the item is the same: pickles depend on which objects are
-    /// one and the same, and so do references to strings; copies of an array may lie in another order. It follows from
-    /// the item alone, as the bytes do where this is not set: an item that is computed again may be referred to by
-    /// other objects than at first.
+    /// Whether the bytes may differ the next time although the item is equal. Pickles and references to strings depend
+    /// on the identity of objects, and copies of an array may have another memory order. If this is not set, the bytes
+    /// depend only on the item, and not on other references to its objects, which may differ when the item is
+    /// recomputed.
     pub opaque: bool,
 }
 
 impl Encoder {
-    /// Encodes an item that goes out of `arena` into `self.payload` and `self.buffers`.
     pub fn encode(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> PyResult<()> {
         self.clear();
         match self.put(item, Within { arena, depth: 0, alone: true }).and_then(|()| self.pickle_member(item.py())) {
@@ -109,11 +107,10 @@ impl Encoder {
         }
     }
 
-    /// Lets go of the last item.
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing takes as long as the tables are large: one large item must not make all others slow.
+        // Clearing a table takes time in proportion to its capacity, so one large item must not slow down all others.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);
@@ -138,10 +135,10 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Notes an object that could appear twice. One that nothing else refers to cannot: every walk below holds one
-    /// reference of its own beside the container's.
+    /// Records an object that may appear twice. An object without other references cannot: the container and the
+    /// traversal have one reference each.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: reads the reference count of a live object.
+        // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
             return Ok(());
         }
@@ -149,14 +146,14 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference if a string of `len` characters or bytes, or the like, is in the item already. Otherwise writes
-    /// `Kept` before each long string, because the encoding must depend on the value of the item and not on its reference
-    /// counts. A string that nothing else refers to is not looked up, as for `visit`.
+    /// Writes a reference if the item already contains this object, which has `len` characters or bytes. Otherwise
+    /// writes `Kept` before each long string, because the encoding must depend on the value of the item and not on its
+    /// reference counts. As in `visit`, a string without other references is not looked up.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
         }
-        // SAFETY: reads the reference count of a live object.
+        // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
             if self.pickled_member.is_some() {
                 return Err(Stop::Whole);
@@ -179,8 +176,8 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Notes where a tensor lies. Memory that two tensors of the item share is shared on arrival, too, which only
-    /// pickling can do.
+    /// Records the memory of a tensor. If two tensors of the item share memory, they must share it on arrival, which
+    /// only pickling can do.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -190,8 +187,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and
-    /// only if nothing in it can lie elsewhere in the item as well.
+    /// Pickles an object without its own encoding. In an item with several members, this is allowed for one member, and
+    /// only if it cannot share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -204,8 +201,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the member that was put off until it was known that the item need not be pickled as a whole: pickling
-    /// may be costly, and objects may count on it that they are pickled once.
+    /// Pickles the postponed member. This happens only after it is certain that the item need not be pickled as a
+    /// whole, because pickling may be expensive, and some objects expect to be pickled once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -219,7 +216,7 @@ impl Encoder {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
-        // SAFETY: exact type checks and reads of live objects under the GIL.
+        // SAFETY: exact type checks and reads of existing objects under the GIL.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
                 return self.integer(item);
@@ -253,7 +250,7 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: an exact tuple, whose members are borrowed while it lives.
+            // SAFETY: an exact tuple. Its members are borrowed while it exists.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
             // SAFETY: as above.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
@@ -294,7 +291,7 @@ impl Encoder {
             Kind::Tensor => self.tensor(item, place),
             Kind::DataChunk => {
                 self.visit(item)?;
-                // SAFETY: the class derives from list, and its members are read as those of a list.
+                // SAFETY: the class derives from list, and its members are read like those of a list.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
@@ -308,7 +305,7 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: a list of so many members, which are borrowed while nobody can change it.
+        // SAFETY: a list of this length. Its members are borrowed while no other code can change it.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: as above.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
@@ -353,7 +350,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// A time or a UUID: a value, yet pickle keeps its identity, and so it is kept here.
+    /// Encodes a time or a UUID. Pickle preserves the identity of these values, so this does too.
     fn moment(&mut self, item: &Bound<'_, PyAny>, kind: Kind, depth: usize) -> Result<(), Stop> {
         let Some((tag, bytes)) = moments::parts(item, kind)? else { return self.other(item, depth) };
         if !self.is_again(item, LONG_STRING)? {
@@ -369,10 +366,10 @@ impl Encoder {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: an exact str; the UTF-8 form is cached in the object and lives as long as it does.
+        // SAFETY: an exact str. The UTF-8 form is cached in the object and exists as long as it does.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
-            drop(PyErr::take(item.py())); // lone surrogates have no UTF-8 form; pickle knows how to pass them
+            drop(PyErr::take(item.py())); // lone surrogates have no UTF-8 form, but pickle supports them
             self.pickle(item)?;
             return Ok(());
         }
@@ -422,7 +419,7 @@ impl Encoder {
         };
         self.opaque |= strides.is_some();
         tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
-        drop(tensor); // a capsule would be one more that holds its memory
+        drop(tensor); // the capsule would hold another reference to the memory
         match layout {
             Layout::Contiguous => {
                 if !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
@@ -439,7 +436,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Sends a block of the arena as it is, if the array that a tensor lies in covers it whole.
+    /// Sends an arena block without copying, if the array under a tensor covers the whole block.
     fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
         let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
             return false;
@@ -448,7 +445,7 @@ impl Encoder {
         true
     }
 
-    /// A tensor that DLPack does not describe, or not all of.
+    /// Encodes a tensor that DLPack cannot describe completely.
     fn other_tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         let py = item.py();
         let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
@@ -463,7 +460,7 @@ impl Encoder {
         type Parts<'py> = (String, Vec<u64>, bool, usize, usize, Option<Bound<'py, PyAny>>);
         let (dtype, shape, grad, data, len, room): Parts<'_> = parts.extract()?;
         let (Ok(dtype_len), Ok(dimensions)) = (u8::try_from(dtype.len()), u8::try_from(shape.len())) else {
-            self.pickle(item)?; // torch has no limit to the number of dimensions
+            self.pickle(item)?; // torch does not limit the number of dimensions
             return Ok(());
         };
         self.tag(Tag::OtherTensor);
@@ -484,7 +481,7 @@ impl Encoder {
         Ok(self.dense(item, data, len)?)
     }
 
-    /// Returns where the tensors in `item` lie; the spans do not overlap.
+    /// Pickles an object and returns the memory of the tensors in it. The spans do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
@@ -501,13 +498,13 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// A run of bytes that is a part of `owner`: inline if they are few, else out of band.
+    /// Encodes contiguous bytes that are part of `owner`: inline if they are short, otherwise as a buffer.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
             self.reserve(len)?;
             self.inline_head(len);
             if len > 0 {
-                // SAFETY: callers pass memory of a live object with at least `len` bytes.
+                // SAFETY: callers pass memory of an existing object with at least `len` bytes.
                 self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
             }
             return Ok(());
@@ -516,20 +513,19 @@ impl Encoder {
         Ok(())
     }
 
-    /// Announces `len` bytes that follow.
     fn inline_head(&mut self, len: usize) {
         let mut head = [0; 9];
         head[1..].copy_from_slice(&(len as u64).to_le_bytes());
         self.payload.extend_from_slice(&head);
     }
 
-    /// Makes room for `len` bytes and what announces them.
+    /// Reserves capacity for `len` bytes and their header.
     fn reserve(&mut self, len: usize) -> PyResult<()> {
         let room = self.payload.try_reserve(len + 9);
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// The same for bytes that lie in any way.
+    /// The same for bytes with any layout.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {
@@ -538,7 +534,7 @@ impl Encoder {
         }
         self.reserve(len)?;
         self.inline_head(len);
-        // SAFETY: the vector has room for so many bytes more, and holds them after the copy.
+        // SAFETY: the vector has capacity for these bytes, and contains them after the copy.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);

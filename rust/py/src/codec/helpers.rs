@@ -1,4 +1,4 @@
-//! The Python functions and types that the codec needs, looked up once.
+//! The Python functions and types that the codec uses, looked up once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,28 +9,27 @@ use pyo3::types::{PyString, PyType};
 
 /// Functions of `torchdata._engine.items.codec` and, for tensors, of `torchdata._engine.items.tensors`.
 pub struct Helpers {
-    /// obj -> (pickle, [buffers], [where its tensors lie])
+    /// obj -> (pickle, [buffers], [memory of its tensors])
     pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
-    /// () -> (table of functions or None, function to a capsule, function from a capsule)
+    /// () -> (function table or None, function to a capsule, function from a capsule)
     pub dlpack_ways: Py<PyAny>,
-    /// (tensor, address) -> the array of `torchdata.empty` that it alone lies in, or None
+    /// (tensor, address) -> the array of `torchdata.empty` that contains only this tensor, or None
     pub room_of: Py<PyAny>,
-    /// tensor -> (where it lies, parts or something to pickle)
+    /// tensor -> (memory, parts or an object to pickle)
     pub tensor_parts: Py<PyAny>,
     /// (dtype name, shape, requires_grad, buffer) -> tensor
     pub tensor_over: Py<PyAny>,
-    /// type -> whether users said how its objects are to be pickled
+    /// type -> whether users have defined how its objects are pickled
     pub has_own_reducer: Py<PyAny>,
-    /// The batch class.
     pub data_chunk: Py<PyType>,
 }
 
-/// The helpers, looked up by the first call.
+/// Returns the helpers. The first call looks them up.
 ///
-/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The
-/// module that makes loaders (`torchdata._engine.workers.child`) imports them, so that nobody forks in the middle of that.
+/// FORK: no lock. If several threads look them up at once, the first result is kept. The module that creates loaders
+/// (`torchdata._engine.workers.child`) imports these modules, so that no fork happens during the import.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -50,7 +49,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     })
 }
 
-/// The codec's view of an object, by its exact type.
+/// The kinds of objects that the codec distinguishes by their exact type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Array,
@@ -65,14 +64,14 @@ pub enum Kind {
     Other,
 }
 
-/// Types seen so far. They are kept alive, so that an address is never taken for that of a type that died.
+/// Known types. A reference to each is kept, so that an address is never reused by another type.
 ///
-/// FORK: locked with the GIL held alone, and never while Python code runs; Python forks with the GIL held.
+/// FORK: only locked with the GIL held, and never while Python code runs. Python forks with the GIL held.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
-/// The kind of an object that is of no built-in type.
+/// Returns the kind of an object that does not have a built-in type.
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    // SAFETY: reads the type of a live object.
+    // SAFETY: reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
     if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -80,7 +79,7 @@ pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     }
     let kind = classify(object)?;
     if kind != Kind::Other {
-        std::mem::forget(object.get_type()); // one reference for ever, as promised above
+        std::mem::forget(object.get_type()); // keeps a reference forever, as described above
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((pointer, kind));
     }
     Ok(kind)

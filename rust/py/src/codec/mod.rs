@@ -1,4 +1,4 @@
-//! Items as bytes: a tagged tree inline, large buffers out of band.
+//! Encodes items: a tagged tree inline, and separate large buffers.
 //!
 //! ```text
 //! item    := tag value
@@ -6,10 +6,10 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! Only exact built-in types, times and UUIDs of the standard library, NumPy arrays and scalars of plain dtypes, torch's
-//! dense CPU tensors and our own batches are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle if pickle
-//! cannot. A long string that appears twice is sent once and referred to; any other object that does sends the whole
-//! item through pickle, which keeps identity.
+//! Only exact built-in types, times and UUIDs of the standard library, NumPy arrays and scalars of plain dtypes, dense
+//! CPU tensors of torch, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5,
+//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once
+//! and referred to. If another object appears twice, the whole item is pickled, which preserves identity.
 
 mod array;
 mod contiguous;
@@ -33,17 +33,16 @@ pub use dtype::Dtype;
 pub use encode::Encoder;
 pub use source::{OutBuffer, Owner, Source};
 
-/// The error of bytes that are no item.
+/// The error for bytes that are not a valid item.
 pub fn malformed() -> PyErr {
     PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
 }
 
-/// Buffers from this size on travel out of band; smaller ones are cheaper to copy twice than to lease.
+/// Buffers of at least this size are sent out of band. Copying a smaller buffer twice is cheaper than leasing it.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// Most out-of-band buffers of one item; further ones travel inline.
+/// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
-/// First byte of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
@@ -65,26 +64,26 @@ pub enum Tag {
     List,
     /// len, key and value items in turn
     Dict,
-    /// len, items: torchdata's own batch
+    /// len, items: the batch class of torchdata
     DataChunk,
     /// dtype, number of dimensions, order of the axes, shape, bulk
     Array,
     /// dtype, len, bytes
     Scalar,
-    /// type of an element, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that is
-    /// nothing but elements
+    /// element type, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that consists only
+    /// of elements
     Tensor,
     /// dtype name, requires_grad, shape, bulk: another dense tensor
     OtherTensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
-    /// item, which may be referred to: such items are numbered from zero on
+    /// item that can be referred to; these items are numbered from zero
     Kept,
-    /// number: the same object as the kept item of that number
+    /// number: the same object as the kept item with that number
     Again,
-    /// u64, of an int that is no i64
+    /// u64, for an int that does not fit into i64
     Unsigned,
-    /// len, sign and hexadecimal digits as `hex` writes them, and a zero
+    /// len, sign and hexadecimal digits in the format of `hex`, and a zero byte
     Digits,
     /// container, element, len, values (see `numbers`)
     Numbers,
@@ -99,7 +98,6 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// The tag behind a byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
         const ALL: [Tag; 29] = [
             Tag::None,

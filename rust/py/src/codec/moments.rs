@@ -1,12 +1,14 @@
-//! Points in time, spans of time and UUIDs of the standard library, by the bytes that they are pickled as.
+//! Times, durations and UUIDs of the standard library, encoded by their pickled bytes.
 //!
 //! | kind | bytes |
 //! | --- | --- |
-//! | datetime, date, time | those of `__reduce_ex__`: year, month, day, hour, minute, second, microsecond, big-endian |
+//! | datetime, date, time | the bytes from `__reduce_ex__`: year, month, day, hour, minute, second, microsecond,
+//! big-endian |
 //! | timedelta | days, seconds and microseconds, i32 each |
 //! | UUID | its number, u128 |
 //!
-//! Of time zones `timezone.utc` alone is known. All others, and UUIDs that say how safe they are, are for pickle.
+//! The only supported time zone is `timezone.utc`. Objects with other time zones, and UUIDs with a known `is_safe`, are
+//! pickled.
 
 use std::ptr;
 
@@ -20,7 +22,7 @@ use super::helpers::Kind;
 use super::numbers::{digits, from_digits};
 use super::{Tag, malformed};
 
-/// What is known of `datetime`, looked up by the first call.
+/// The used parts of `datetime`, looked up by the first call.
 struct Times {
     datetime: Py<PyAny>,
     date: Py<PyAny>,
@@ -29,20 +31,18 @@ struct Times {
     utc: Py<PyAny>,
     reduce_ex: Py<PyString>,
     reduce: Py<PyString>,
-    /// The names of the parts of a timedelta.
     parts: [Py<PyString>; 3],
-    /// The protocol of pickle: 4.
+    /// The pickle protocol: 4.
     protocol: Py<PyInt>,
 }
 
-/// What is known of `uuid`, looked up by the first call.
+/// The used parts of `uuid`, looked up by the first call.
 struct Uuids {
     class: Py<PyAny>,
     /// `SafeUUID.unknown`
     unknown: Py<PyAny>,
     int: Py<PyString>,
     is_safe: Py<PyString>,
-    /// `object.__new__`
     new: ffi::newfunc,
     no_args: Py<PyTuple>,
 }
@@ -73,7 +73,7 @@ fn uuids(py: Python<'_>) -> PyResult<&'static Uuids> {
     static UUIDS: OnceBox<Uuids> = OnceBox::new();
     UUIDS.get_or_try_init(|| {
         let module = PyModule::import(py, "uuid")?;
-        // SAFETY: the slot of `object` is there, and of this kind.
+        // SAFETY: `object` has this slot, with this type.
         let new: Option<ffi::newfunc> =
             unsafe { std::mem::transmute(ffi::PyType_GetSlot(&raw mut ffi::PyBaseObject_Type, ffi::Py_tp_new)) };
         Ok(Box::new(Uuids {
@@ -87,7 +87,7 @@ fn uuids(py: Python<'_>) -> PyResult<&'static Uuids> {
     })
 }
 
-/// The tag and the bytes of an object of one of these kinds; None if it is for pickle.
+/// Returns the tag and the bytes of an object of one of these kinds, or None if it must be pickled.
 pub fn parts(item: &Bound<'_, PyAny>, kind: Kind) -> PyResult<Option<(Tag, [u8; 16])>> {
     let py = item.py();
     match kind {
@@ -95,7 +95,8 @@ pub fn parts(item: &Bound<'_, PyAny>, kind: Kind) -> PyResult<Option<(Tag, [u8; 
         Kind::Uuid => Ok(uuid_number(item)?.map(|number| (Tag::Uuid, number.to_le_bytes()))),
         _ => {
             let times = times(py)?;
-            // SAFETY: live objects, the last argument is followed by NULL; a new reference or NULL with an exception.
+            // SAFETY: existing objects, and NULL after the last argument. Returns a new reference, or NULL with an
+            // exception set.
             let reduced = unsafe {
                 let object = item.as_ptr();
                 Bound::from_owned_ptr_or_err(
@@ -140,7 +141,7 @@ pub fn parts(item: &Bound<'_, PyAny>, kind: Kind) -> PyResult<Option<(Tag, [u8; 
     }
 }
 
-/// How many bytes follow a tag of this file.
+/// The number of bytes that follow a tag of this file.
 pub fn size(tag: Tag) -> usize {
     match tag {
         Tag::DateTime | Tag::DateTimeUtc => 10,
@@ -171,7 +172,7 @@ fn uuid_number(item: &Bound<'_, PyAny>) -> PyResult<Option<u128>> {
     Ok(digits.strip_prefix("0x").and_then(|digits| u128::from_str_radix(digits, 16).ok()))
 }
 
-/// The object of a tag of this file and its bytes.
+/// Creates the object for a tag of this file and its bytes.
 pub fn make<'py>(py: Python<'py>, tag: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     match tag {
         Tag::Uuid => make_uuid(py, u128::from_le_bytes(bytes.try_into().map_err(|_| malformed())?)),
@@ -192,14 +193,15 @@ fn make_time<'py>(py: Python<'py>, tag: Tag, bytes: &[u8]) -> PyResult<Bound<'py
         Tag::Date => (&times.date, Some(bytes), None),
         _ => (&times.time, None, Some(bytes)),
     };
-    // The class looks at the month alone; the fold is the highest bit of the month, in a time that of the hour.
+    // The class only checks the month. The fold is the highest bit of the month, or of the hour in a `time`.
     let fold = if date.is_none() { 0x7f } else { 0xff };
     if !date.is_none_or(is_date) || !time.is_none_or(|time| is_time(time, fold)) {
         return Err(malformed());
     }
     let state = PyBytes::new(py, bytes);
     let zone = matches!(tag, Tag::DateTimeUtc | Tag::TimeUtc).then_some(times.utc.as_ptr());
-    // SAFETY: live objects, and NULL behind the last argument; a new reference or NULL with an exception set.
+    // SAFETY: existing objects, and NULL after the last argument. Returns a new reference, or NULL with an exception
+    // set.
     unsafe {
         Bound::from_owned_ptr_or_err(
             py,
@@ -228,8 +230,8 @@ fn is_time(bytes: &[u8], hours: u8) -> bool {
 fn make_uuid(py: Python<'_>, number: u128) -> PyResult<Bound<'_, PyAny>> {
     let uuids = uuids(py)?;
     let number = from_digits(py, format!("{number:x}\0").as_bytes())?;
-    // SAFETY: `object.__new__` of a class without one of its own; both attributes are set as by `object.__setattr__`,
-    // since the class's own refuses. Failing calls have set an exception.
+    // SAFETY: `object.__new__` of a class that does not define its own. Both attributes are set as by
+    // `object.__setattr__`, because the method of the class raises. Failing calls set an exception.
     unsafe {
         let class = uuids.class.as_ptr().cast();
         let uuid = Bound::from_owned_ptr_or_err(py, (uuids.new)(class, uuids.no_args.as_ptr(), ptr::null_mut()))?;

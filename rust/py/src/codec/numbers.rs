@@ -1,11 +1,11 @@
-//! Numbers: ints of any size, and runs of ints, floats or bools as one block.
+//! Integers of any size, and sequences of ints, floats or bools as one block.
 //!
 //! ```text
 //! block := Tag::Numbers container element len value*    (container and element are tags, a value has no tag)
 //! ```
 //!
-//! A sequence becomes a block if it has two members or more, all of the same exact type: ints that fit into one kind of
-//! word, floats, or bools. Python keeps no identity of numbers, and neither does pickle.
+//! A sequence becomes a block if it has at least two members, and all have the same exact type: ints that fit into the
+//! same kind of word, floats, or bools. Neither Python nor pickle preserves the identity of numbers.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -17,31 +17,30 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use super::{Tag, malformed};
 
-/// How an exact int is sent.
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
-    /// One below 2 to the 1024: by its digits, as `hex` writes them.
+    /// An int below 2 to the 1024, as hexadecimal digits.
     Digits,
-    /// Any other: by its bytes. Digits would take longer.
+    /// Any other int, as bytes. Digits would be slower.
     Bytes,
 }
 
-/// Bytes of a value of a block.
+/// Bytes of a value in a block.
 fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// The form in which an exact int is sent. No error is pending afterwards.
+/// Returns the encoding of an exact int. No exception is set afterwards.
 ///
 /// # Safety
-/// `object` is a live int, and the GIL is held.
+/// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
-    /// 2 to the 64, which the last numbers below it are rounded to.
+    /// 2 to the 64, to which the largest numbers below it are rounded.
     const LIMIT: f64 = 18_446_744_073_709_551_616.0;
     let mut overflow = 0;
-    // SAFETY: as promised above. The first call reports an overflow, and does not raise; the second returns -1 if it
-    // raises, and the third `u64::MAX`.
+    // SAFETY: guaranteed by the caller. The first call reports an overflow without an exception, the second returns -1
+    // with an exception, and the third returns `u64::MAX` with an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -53,7 +52,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
             return Whole::Bytes;
         }
         if !(0.0..=LIMIT).contains(&near) {
-            return Whole::Digits; // to tell that by an exception would cost more than the int
+            return Whole::Digits; // detecting this by an exception would cost more than encoding the int
         }
         let value = ffi::PyLong_AsUnsignedLongLong(object);
         if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
@@ -64,29 +63,27 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// An int as `hex` writes it.
+/// Returns an int in the format of `hex`.
 pub fn digits<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
-    // SAFETY: a live object; a new reference, or NULL with an exception set.
+    // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
     let text = unsafe { Bound::from_owned_ptr_or_err(item.py(), ffi::PyNumber_ToBase(item.as_ptr(), 16))? };
     Ok(text.cast_into::<PyString>()?)
 }
 
-/// The int that `digits` were made of, from the bytes of these with a zero behind them.
 pub fn from_digits<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let text = CStr::from_bytes_with_nul(bytes).map_err(|_| malformed())?;
-    // SAFETY: a C string; a new reference, or NULL with an exception set.
+    // SAFETY: a C string. Returns a new reference, or NULL with an exception set.
     let int = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromString(text.as_ptr(), ptr::null_mut(), 16)) };
     int.map_err(|error| if error.is_instance_of::<PyMemoryError>(py) { error } else { malformed() })
 }
 
-/// The bytes of an int: two's complement, little-endian.
+/// Returns the bytes of an int: two's complement, little-endian.
 pub fn bytes<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let bits: usize = item.call_method0("bit_length")?.extract()?;
     let bytes = item.call_method("to_bytes", (bits / 8 + 1, "little"), Some(&signed(item.py())?))?;
     Ok(bytes.cast_into::<PyBytes>()?)
 }
 
-/// The int that has these `bytes`.
 pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let bytes = PyBytes::new(py, bytes);
     py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed(py)?))
@@ -98,11 +95,11 @@ fn signed(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(options)
 }
 
-/// Appends the block of a sequence of `len` members, or appends nothing and returns false if it is none.
+/// Appends a sequence of `len` members as a block. If that is not possible, appends nothing and returns false.
 ///
 /// # Safety
-/// `member` returns a borrowed reference to the member of a live sequence for each number below `len`, or NULL without
-/// running Python code. The GIL is held.
+/// For each index below `len`, `member` returns a borrowed reference to a member of an existing sequence, or NULL,
+/// without running Python code. The GIL is held.
 pub unsafe fn put_block(
     payload: &mut Vec<u8>,
     container: Tag,
@@ -112,7 +109,8 @@ pub unsafe fn put_block(
     if len < 2 {
         return false;
     }
-    // SAFETY: as promised above; what follows looks at types and reads numbers, which runs no Python code.
+    // SAFETY: guaranteed by the caller. The code below only inspects types and reads numbers, which runs no Python
+    // code.
     unsafe {
         let first = member(0);
         let second = member(1);
@@ -130,7 +128,7 @@ pub unsafe fn put_block(
         };
         let Some(bytes) = len.checked_mul(width(element)) else { return false };
         if payload.try_reserve(bytes.saturating_add(11)).is_err() {
-            return false; // member by member there may be no memory either, and that says so
+            return false; // encoding the members one by one reports the lack of memory
         }
         let start = payload.len();
         payload.extend_from_slice(&[Tag::Numbers as u8, container as u8, element as u8]);
@@ -147,7 +145,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and says at `place` whether their words have a sign. False if some do and others can have none.
+/// Appends ints, and writes at `place` whether their words are signed. Returns false if some are negative and others
+/// exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,
@@ -184,7 +183,7 @@ unsafe fn put_ints(
 
 unsafe fn put_floats(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
     for index in 0..len {
-        // SAFETY: as for `put_block`; reading an exact float cannot fail.
+        // SAFETY: as for `put_block`. Reading an exact float cannot fail.
         let value = unsafe {
             let object = member(index);
             if object.is_null() || ffi::PyFloat_CheckExact(object) == 0 {
@@ -198,7 +197,7 @@ unsafe fn put_floats(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -
 }
 
 unsafe fn put_bools(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
-    // SAFETY: as for `put_block`; the two bools live for ever.
+    // SAFETY: as for `put_block`. The two bools are never freed.
     let (yes, no) = unsafe { (ffi::Py_True(), ffi::Py_False()) };
     for index in 0..len {
         let object = member(index);
@@ -210,7 +209,6 @@ unsafe fn put_bools(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) ->
     true
 }
 
-/// Bytes of a block of `len` values, if there can be such a one.
 pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
     if !matches!(element, Tag::Int | Tag::Unsigned | Tag::Float | Tag::True) {
         return Err(malformed());
@@ -218,12 +216,11 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
     len.checked_mul(width(element)).ok_or_else(malformed)
 }
 
-/// Fills in a new tuple or list from the bytes of a block.
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: a new sequence, which nobody else sees before each place has its member; with an exception the places
-    // behind are empty, which its end allows for. Placing a member takes over the reference.
+    // SAFETY: a new sequence that no other code refers to until all members are set. After an exception, the remaining
+    // entries are NULL, which its destructor allows. Setting a member takes over the reference.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -1,4 +1,4 @@
-//! Large buffers of an item on their way out: where they are copied from.
+//! The memory from which large buffers of an item are copied.
 
 use std::sync::Arc;
 
@@ -7,71 +7,70 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
-/// Bytes from which a copy is made without the GIL.
+/// Copies of at least this many bytes release the GIL.
 pub const LONG_COPY: usize = 128 << 10;
 
-/// A large buffer of an item.
 pub enum OutBuffer {
     /// Memory of this process, to be copied.
     Memory(Source),
-    /// A block of the arena that the item goes out of: nothing to copy.
+    /// A block of the arena for sending, which need not be copied.
     Block(Arc<Block>),
 }
 
 /// The owner that keeps the memory of a buffer alive.
 pub enum Owner {
-    /// An object that the memory is a part of.
-    Object { _object: Py<PyAny> },
-    /// A buffer that an object has lent.
-    Buffer { _buffer: PyBuffer<u8> },
-    /// The caller, which copies it.
+    Object {
+        _object: Py<PyAny>,
+    },
+    Buffer {
+        _buffer: PyBuffer<u8>,
+    },
+    /// The caller, which copies the memory at once.
     Caller,
 }
 
 impl Owner {
-    /// One that keeps an object.
+    /// Creates an owner that keeps an object alive.
     pub fn of(object: &Bound<'_, PyAny>) -> Self {
         Owner::Object { _object: object.clone().unbind() }
     }
 }
 
-/// Memory of this process, kept alive by its owner until it was copied.
+/// Memory of this process, which its owner keeps alive until it is copied.
 pub struct Source {
-    /// The first element; a number, so that other threads may be told of it.
+    /// The address of the first element, as a number so that it can be sent to other threads.
     address: usize,
     len: usize,
-    /// How the elements lie if they are not one behind the other.
+    /// The layout of the elements, if they are not contiguous.
     strided: Option<Box<Strided>>,
     _owner: Owner,
 }
 
 impl Source {
-    /// `len` bytes from `data` on.
     pub fn dense(data: *const u8, len: usize, owner: Owner) -> Self {
         Self { address: data as usize, len, strided: None, _owner: owner }
     }
 
-    /// Elements that lie as `strided` says, of which the first is at `data`.
+    /// Elements with the layout `strided`; the first one is at `data`.
     pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
         Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
     }
 
-    /// Bytes that it holds.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Copies them, without the GIL if that takes long.
+    /// Copies the bytes. Long copies release the GIL.
     ///
     /// # Safety
-    /// `to` has room for `len` bytes, which are no part of the source.
+    /// `to` has room for `len` bytes and does not overlap the source.
     pub unsafe fn copy(&self, py: Python<'_>, to: *mut u8) {
         let (address, len, to) = (self.address, self.len, to as usize);
         let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
-            // SAFETY: the maker of the source gave it memory that the owner keeps; the caller promises the same of
-            // `to`.
+            // SAFETY: the creator of the source passed memory that the owner keeps alive, and the caller guarantees the
+            // same for `to`.
             unsafe {
                 match strided {
                     Some(strided) => strided.copy(from, to),
@@ -82,13 +81,13 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// The bytes one behind the other, which from now on they are: a copy if they were not so yet.
+    /// Returns contiguous bytes. If the elements are not contiguous, replaces them by a contiguous copy.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: a new bytes object of that length, filled in before anybody else sees it; NULL with an exception set.
+        // SAFETY: a new bytes object of that length, filled in before other code sees it. NULL with an exception set.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

@@ -1,4 +1,4 @@
-//! Tensors that are nothing but elements: how they are written, and made again.
+//! Encodes and decodes tensors that consist only of elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;
@@ -6,18 +6,18 @@ use torchdata_core::strided::Strided;
 use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
-/// How the elements of a tensor cross.
+/// How the elements of a tensor are sent.
 pub enum Layout {
-    /// One behind the other, in the order of their indices.
+    /// Contiguous, in the order of their indices.
     Contiguous,
-    /// As they lie, by these strides in elements: there is nothing between them.
+    /// As they are in memory, without gaps, with these strides in elements.
     AsTheyLie(Vec<i64>),
-    /// Copied out of what lies between them; they arrive with these strides.
+    /// Copied, because there are gaps between them. They arrive with these strides.
     Apart(Strided, Vec<i64>),
 }
 
 impl Layout {
-    /// None if pickle should have the tensor.
+    /// Returns None if the tensor must be pickled.
     pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
         if tensor.is_contiguous() {
             return Ok(Some(Layout::Contiguous));
@@ -31,8 +31,8 @@ impl Layout {
     }
 }
 
-/// How elements are copied that have something between them, and their strides afterwards: those that `torch.clone`
-/// gives, which keeps the order of the dimensions in memory. None if a dimension repeats its elements.
+/// Returns how to copy elements with gaps, and their strides afterwards. The strides are those of `torch.clone`, which
+/// keeps the memory order of the dimensions. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;
@@ -49,8 +49,8 @@ fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided,
     Some((strided, dense))
 }
 
-/// Appends the description of a tensor of at most 255 dimensions; `strides` if its elements do not lie in the order of
-/// their indices.
+/// Appends the description of a tensor with at most 255 dimensions. `strides` is given if the elements are not in the
+/// order of their indices.
 pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides: Option<&[i64]>) {
     payload.extend_from_slice(&[element.code, element.bits, shape.len() as u8, u8::from(strides.is_some())]);
     for extent in shape.iter().chain(strides.unwrap_or_default()) {
@@ -58,16 +58,13 @@ pub fn write(payload: &mut Vec<u8>, element: ElementType, shape: &[i64], strides
     }
 }
 
-/// The description of a tensor that arrived.
 pub struct Description {
     pub element: ElementType,
-    /// Shape and strides.
     pub extents: Vec<i64>,
-    /// Bytes of memory that it needs.
     pub len: usize,
 }
 
-/// Takes a description from bytes that `take` hands out; they are not trusted.
+/// Decodes a description from untrusted bytes that `take` returns.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

@@ -1,4 +1,4 @@
-//! Inflating gzip streams that Python reads, without the GIL in between.
+//! Decompresses gzip streams that Python reads, without the GIL.
 //!
 //! A [`GzipReader`] belongs to the archive that reads it, and to the thread that iterates the archive.
 
@@ -10,30 +10,29 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Bytes that are asked of the stream at a time.
+/// The number of bytes requested from the stream at once.
 const PIECE: usize = 64 << 10;
-/// Bytes that are inflated at most at a time.
+/// The maximum number of bytes decompressed at once.
 const MOST: usize = 256 << 10;
 
-/// The first byte of every member.
 const FIRST: u8 = 0x1f;
 
-/// The decompressed content: one member of a gzip file after another, with zeros between and behind them.
+/// The decompressed contents: the members of a gzip file, with zeros between and after them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// The state of the member that is being read; None while one member is left for the next, and after the last one.
+    /// The state of the current member. None between two members and after the last one.
     decoder: Option<GzDecoder<Source>>,
-    /// The stream behind the last member. It is let go with the GIL held: a reference that is dropped without it goes
-    /// through a lock of PyO3's, which another thread's fork might copy while it is held.
+    /// The stream after the last member. It is dropped with the GIL held. Dropping a reference without the GIL takes a
+    /// lock of PyO3, which a fork in another thread might copy while it is held.
     ended: Option<Source>,
     buffer: Vec<u8>,
-    /// An error behind the bytes that were given out.
+    /// An error after the returned bytes.
     failed: Option<Error>,
 }
 
 #[pymethods]
 impl GzipReader {
-    /// `unread` is what stands before the bytes that `read(size)` gives.
+    /// `unread` contains bytes that precede those returned by `read(size)`.
     #[new]
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
@@ -41,7 +40,7 @@ impl GzipReader {
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
-    /// The next bytes, as many as there are at once; none at the end.
+    /// Returns the bytes that are available at once, or none at the end.
     fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let count = match self.failed.take() {
             Some(error) => Err(error),
@@ -58,7 +57,7 @@ impl GzipReader {
 }
 
 impl GzipReader {
-    /// Inflates until the buffer is full or the stream would have to be asked for more.
+    /// Decompresses until the buffer is full or more data must be read from the stream.
     fn fill(&mut self) -> Result<usize, Error> {
         let mut count = 0;
         while count < self.buffer.len() && (count == 0 || self.has_more_at_once()) {
@@ -79,7 +78,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Inflates some bytes into the buffer from `begin` on; 0 at the end of the last member.
+    /// Decompresses some bytes into the buffer from `begin` on. Returns 0 at the end of the last member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -100,7 +99,8 @@ impl GzipReader {
     }
 }
 
-/// Goes past zeros to the next member; false if the stream ends, or something else follows, which gzip(1) ignores.
+/// Skips zeros before the next member. Returns false if the stream ends, or if other data follows, which gzip(1)
+/// ignores.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;
@@ -117,11 +117,11 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     }
 }
 
-/// A Python stream as one of Rust's.
+/// A Python stream as a Rust stream.
 struct Source {
     read: Py<PyAny>,
     piece: Vec<u8>,
-    /// How many bytes of the piece were taken.
+    /// The number of bytes of the piece that are consumed.
     taken: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Files into records, for the pipes that read them.
+//! Python functions that convert files to records, for pipes.
 
 pub mod gzip;
 pub mod pickle;

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::pickle;
 
-/// Raises ValueError if bytes are no pickle of plain data, of which each instruction asks for what is there.
+/// Raises ValueError if the bytes are not a pickle of plain data, or if an instruction needs more bytes than available.
 #[pyfunction]
 #[pyo3(signature = (pickled, /))]
 pub fn check_plain_pickle(pickled: &[u8]) -> PyResult<()> {

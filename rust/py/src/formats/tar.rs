@@ -4,16 +4,16 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::tar;
 
-/// Name and size from the header of an ordinary file in a tar archive; None if `tarfile` must look into it.
+/// Returns name and size from the header of a regular file in a tar archive, or None if `tarfile` must read the header.
 #[pyfunction]
 #[pyo3(signature = (block, /))]
 pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
     tar::file_header(block)
 }
 
-/// How many records an extended header holds, from its body.
+/// Returns the number of records in the body of an extended header.
 ///
-/// Raises ValueError if its form is wrong, so that no reader meets what would cost it more than linear time.
+/// Raises ValueError if the format is invalid, so that readers never need more than linear time.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

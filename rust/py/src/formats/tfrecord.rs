@@ -1,7 +1,7 @@
-//! TFRecord files of examples, read in Rust.
+//! Reads TFRecord files of examples.
 //!
-//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It asks the
-//! Python stream for a piece at a time and owns the piece; the arrays that it makes own their memory.
+//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It requests one
+//! piece at a time from the Python stream and owns that piece. The arrays that it creates own their memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -13,25 +13,26 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// Bytes that are asked of the stream at a time: what is read, compared and copied stays in the cache.
+/// The number of bytes requested from the stream at once. A piece fits into the cache while it is read, verified and
+/// copied.
 const PIECE: usize = 128 << 10;
 
-/// The examples in a stream of TFRecords, as dicts.
+/// Iterates over the examples in a stream of TFRecords, as dictionaries.
 #[pyclass(module = "torchdata._native")]
 pub struct TFRecordReader {
     records: Records,
     read: Py<PyAny>,
     maker: Maker,
-    /// The reader and its file, for messages.
+    /// The name of the reader and its file, for messages.
     place: String,
 }
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` gives the stream's next bytes. Features of other names than `wanted` are left out (None: no name
-    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. A record
-    /// of more than `longest` bytes is refused. `offset` and `record` say where the stream stands; `unread` is what was
-    /// read of it before.
+    /// `read(size)` returns the next bytes of the stream. Features with names that are not in `wanted` are skipped,
+    /// unless it is None. `convert(array)` converts each array, and `finish(example)` converts each dictionary. A
+    /// record of more than `longest` bytes is rejected. `offset` and `record` are the position of the stream, and
+    /// `unread` contains bytes that were read before.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -74,19 +75,17 @@ impl TFRecordReader {
         }
     }
 
-    /// Where the next record begins, in bytes.
     #[getter]
     fn offset(&self) -> u64 {
         self.records.offset()
     }
 
-    /// The number of the next record, from 0.
     #[getter]
     fn record(&self) -> u64 {
         self.records.record()
     }
 
-    /// Bytes that were read of the stream behind `offset`.
+    /// The bytes after `offset` that were read from the stream.
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
@@ -101,7 +100,7 @@ impl TFRecordReader {
 }
 
 impl TFRecordReader {
-    /// Reads the next piece of the stream; false at its end.
+    /// Reads the next piece of the stream. Returns false at its end.
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
         let filled = |length: usize| length > 0;
@@ -121,7 +120,7 @@ impl TFRecordReader {
         )))
     }
 
-    /// The exception for a fault in the record that is next.
+    /// Returns the exception for a fault in the next record.
     fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
         let (offset, record) = (self.records.offset(), self.records.record());
         let explain =
@@ -138,7 +137,7 @@ impl TFRecordReader {
     }
 }
 
-/// The fault of a record, or any other exception.
+/// A fault of a record, or any other exception.
 enum Fault {
     Record(String),
     Other(PyErr),
@@ -156,12 +155,11 @@ impl From<PyErr> for Fault {
     }
 }
 
-/// Makes Python objects of records.
 struct Maker {
     wanted: Option<FxHashSet<String>>,
     convert: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    /// Kept for their memory, from one feature to the next.
+    /// Buffers that are reused for each feature.
     floats: Vec<f32>,
     integers: Vec<i64>,
 }
@@ -190,7 +188,7 @@ impl Maker {
         for (name, steps) in &example.lists {
             if context.contains(name) {
                 if self.wanted.is_some() {
-                    continue; // a name that was asked for is looked for in the context first
+                    continue; // if names are given, the context has priority
                 }
                 return Err(Fault::Record(format!(
                     "the key {name:?} is contained in both its context and its feature lists; ask for the one in the \

@@ -1,6 +1,6 @@
-//! Functions whose calls are timed, apart from the pipe that calls them: what a data set takes that is read by index.
+//! Measures calls separately from the pipe that makes them, for datasets that are read by index.
 //!
-//! Used where the time of each pipe is taken. Runs in whichever process and thread iterates the pipes.
+//! Used if the time of each pipe is measured. Runs in any process and thread that iterates the pipes.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,8 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function of one argument, and times it at the place of a token; `counts`: and counts the items.
+/// Calls a function with one argument, and records the time for the pipe of a token. With `counts`, also counts the
+/// items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

@@ -1,62 +1,60 @@
-//! Taking the time of pipes: of one call in so many, so that it costs little whatever the items are.
+//! Measures the time of pipes by sampling calls, so that the cost is low for all kinds of items.
 //!
-//! Guards that take time call their iterator through `next_timed`; others never come here. A call that no other is
-//! around is a root. Of one root call in `interval` the time is taken, of all calls within it, and each pipe's own time
-//! is what is left of its calls without those of the pipes that it reads in the same thread. The interval follows the
-//! time that root calls take, and varies at random, so that no rhythm of the pipeline meets it. A call never stands for
-//! more than the time that has passed since the last one that was timed.
+//! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another one is a
+//! root call. About one root call per `interval` is measured, with all calls in it. The own time of a pipe is the time
+//! of its calls without that of the pipes that it reads in the same thread. The interval depends on the time of root
+//! calls, and varies at random, so that it does not coincide with a rhythm of the pipeline. A call never represents
+//! more than the time since the last measured call.
 //!
-//! Each item of a root costs many nested calls. A guard that was nested when it last came here stays away while no root
-//! call is timed ([`is_measuring`]), and comes back now and then, as its reader may be another one by then.
+//! Each item of a root call costs many nested calls. A guard that was nested at its last call skips this module while
+//! no root call is measured ([`is_measuring`]). It checks again from time to time, because its reader may have changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
-/// The cost of taking the time of one call, in nanoseconds.
+/// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// A call is timed if that costs less than one part in so many of the calls that it stands for: `PRICE` if all pipes
-/// are timed, `PRICE_METERED` if only the loader is.
+/// Measuring may cost at most this fraction of the calls that it represents: 1/`PRICE` if all pipes are measured,
+/// 1/`PRICE_METERED` if only the loader is.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The most calls that one stands for: `LONGEST` if all pipes are timed, `LONGEST_METERED` if only the loader is.
+/// The maximum number of calls that one represents: `LONGEST` if all pipes are measured, `LONGEST_METERED` if only the
+/// loader is.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// A call that was not timed and took longer is noticed by the coarse clock.
+/// An unmeasured call that takes longer is detected with the coarse clock.
 pub const NOTICED: u64 = 12_000_000;
 
-/// Nested calls after which a guard looks anew whether it still is nested.
+/// The number of nested calls after which a guard checks again whether it is nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// Root calls under way, of all threads, of which the time is taken. A statistic of statistics: one that is too high
-/// costs time, and one that is too low the times of one call.
+/// The number of measured root calls in progress, in all threads. Races are harmless: a number that is too high costs
+/// time, and one that is too low misses one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the time of any root call is taken at this moment.
 #[inline]
 pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
 }
 
-/// A thread's knowledge of the calls that it is in.
+/// The state of the calls in a thread.
 struct Clocking {
-    /// The root call, and those in it that have come here.
+    /// The number of nested calls in progress in this module, including the root call.
     depth: Cell<u32>,
-    /// Calls that the root call that is timed stands for; 0: it is not timed.
+    /// The number of calls that the current root call represents, or 0 if it is not measured.
     weight: Cell<u64>,
-    /// Nanoseconds of the calls that the innermost timed call has made.
+    /// Nanoseconds of the calls made by the innermost measured call.
     children: Cell<u64>,
-    /// Timed calls within the root call.
     calls: Cell<u64>,
-    /// Root calls until the next that is timed.
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// The average of the next gap: see [`next_gap`].
+    /// The limit for the mean of the next gap: see [`next_gap`].
     most: Cell<u64>,
-    /// When the last timed root call ended.
+    /// When the last measured root call ended.
     last: Cell<u64>,
-    /// The average time of the last root calls.
+    /// The average time of recent root calls.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -76,7 +74,7 @@ thread_local! {
     } };
 }
 
-/// A number below `2 * mean`, at least 1, of that mean.
+/// Returns a random number below `2 * mean`, at least 1, with that mean.
 pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     let mut bits = random.get();
     bits ^= bits << 13;
@@ -86,21 +84,22 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// How many calls of so many nanoseconds one stands for, if timing it costs that of `calls`.
+/// Returns how many calls of `usual` nanoseconds one measured call must represent, if measuring it costs as much as
+/// measuring `calls` calls.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// How many calls lie between one that was timed and the next, of the given mean; but after the first ones less, twice
-/// as many from time to time, so that something is known of a hundred items as well.
+/// Returns the number of calls until the next measured one, with the given mean. After the first calls the mean is
+/// lower and doubles each time, so that short runs are measured too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
     around(random, least)
 }
 
-/// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any
-/// more: it may be the only one of a child that was forked in their midst, and others before were of another pipeline.
+/// Restarts with the next call, which represents itself. Resets the state of this thread, which may be the only thread
+/// of a child that was forked during calls.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -114,17 +113,16 @@ pub fn begin() {
     });
 }
 
-/// The findings of a call.
 pub struct Timed {
-    /// Nanoseconds in the pipe alone, if the call was timed, and how many it stands for at most.
+    /// Nanoseconds in this pipe only, and the maximum number of calls that it represents, if the call was measured.
     pub own: Option<(u64, u64)>,
-    /// Nanoseconds of a whole root call and of the time it stands for, if it was timed or took long.
+    /// Nanoseconds of a root call and the number of calls that it represents, if it was measured or slow.
     pub whole: Option<(u64, u64)>,
-    /// Nanoseconds since the last root call that was timed.
+    /// Nanoseconds since the last measured root call.
     pub passed: u64,
 }
 
-/// Makes a call, and takes its time if it is its turn. Also gives whether another call is around it.
+/// Makes a call, and measures it if it is due. Also returns whether it is nested in another call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -157,7 +155,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// A call that was not timed took long: so may the next one, which is.
+/// After a slow unmeasured call, the next one is measured, because it may be slow too.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -166,8 +164,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// How many calls one of those that are timed stands for: one that took long, for itself, as such calls are noticed
-/// that are not timed.
+/// Returns the number of calls that a measured call represents. A slow call represents only itself, because slow calls
+/// are also detected if they are not measured.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

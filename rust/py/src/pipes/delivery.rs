@@ -1,10 +1,10 @@
-//! The delivery of a loader to its user: one item after the other, counted.
+//! The delivery of a loader's items to its user, one at a time, with a count.
 //!
-//! Runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader and knows the one
-//! valid iterator, what it reads from, and how many items of the epoch the user was given. Another thread may begin an
-//! epoch, or end the loader, while one reads: what that one is given then is of no epoch any more, and it is told so.
-//! The count moves at the very moment at which an item leaves, with no Python code in between: so a signal handler
-//! finds it right, whenever it runs.
+//! It runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader. It contains
+//! the number of the valid iterator, the source that it reads, and the number of items of the epoch that the user has
+//! received. Another thread may begin an epoch or shut the loader down during a read. The result of that read then
+//! belongs to no epoch, and the reader is informed. The count changes exactly when an item is returned, without Python
+//! code in between, so signal handlers always find the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -22,45 +22,44 @@ use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
 
-/// No iterator has this number.
 const NONE: i64 = -1;
 
-/// The source of an epoch: the iterator, and the slot of its type that gives the next item.
+/// The source of an epoch: the iterator, and the slot of its type that returns the next item.
 struct Source {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
 }
 
-/// The outcome of asking for an item.
 enum Step<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// The epoch was left meanwhile, by another thread or a signal handler. An item that came is nobody's.
+    /// Another thread or a signal handler has ended the epoch. The item, if any, is dropped.
     Left,
 }
 
-/// How far a loader's user has come. Numbers are atomics only to be shared without locks; the GIL orders every access.
+/// The progress of a loader's user. The numbers are atomics so that they can be shared without locks. The GIL orders
+/// all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<Source>>,
     valid: AtomicI64,
-    /// Changes with each of the two above.
+    /// Changes whenever `source` or `valid` changes.
     version: AtomicU64,
     turn: Py<Turn>,
-    /// Whether an item was asked for since the epoch began.
+    /// Whether an item was requested since the epoch began.
     begun: AtomicBool,
-    /// Items of the epoch that the user was given in this run.
+    /// The number of items of the epoch that the user has received in this run.
     given: Arc<AtomicU64>,
-    /// Calls into the source, and whether the next one is to look twice: because each step goes through Python, as the
-    /// loader is paused or limited, because nobody watches any more, or because the last one was cut off.
+    /// Counts the calls of the source, and contains the signs for the next call: each step must go through Python
+    /// because the loader is paused or limited, the watching thread is not running, or the last call was interrupted.
     pulse: Arc<Pulse>,
-    /// How it is watched: the number that it is known by, and for how long an item may take.
+    /// The key for reports, and the time that an item may take.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
-    /// The count of items that were given, which goes on changing.
+    /// The count of delivered items, which continues to change.
     pub fn given(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.given)
     }
@@ -70,7 +69,7 @@ impl Delivery {
         self.given.store(self.given.load(Relaxed) + 1, Relaxed);
     }
 
-    /// There was a fork.
+    /// Resumes watching after a fork.
     #[cold]
     fn go_on_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
@@ -86,11 +85,11 @@ impl Delivery {
         else {
             return Step::End;
         };
-        // SAFETY: a live iterator, which this reference keeps alive though another takes its place meanwhile.
+        // SAFETY: an existing iterator. This reference keeps it alive even if the source is replaced during the call.
         let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
         let version = self.version.load(Relaxed);
         self.pulse.enter();
-        // SAFETY: the slot of the iterator's type; NULL is the end or an exception.
+        // SAFETY: the slot of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load(Relaxed) != version {
@@ -102,7 +101,7 @@ impl Delivery {
         }
     }
 
-    /// Drops an outcome, which is of no epoch any more; exceptions that cut off all that Python does are kept.
+    /// Drops a result that belongs to no epoch. Exceptions such as KeyboardInterrupt are kept.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> Step<'py> {
         match PyErr::take(py) {
@@ -115,7 +114,7 @@ impl Delivery {
         self.version.store(self.version.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Notes an error that cuts the making of an item off wherever that was, such as Ctrl-C.
+    /// Records an exception that interrupts the computation of an item at any point, such as KeyboardInterrupt.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -141,13 +140,11 @@ impl Delivery {
         })
     }
 
-    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
     }
 
-    /// The source that is read, or None.
     #[getter]
     fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.source
@@ -161,23 +158,21 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL if the type is no
-                // iterator.
+                // SAFETY: the slot of an existing type: an iternext function, or NULL if the type is not an iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
-                    pyo3::exceptions::PyTypeError::new_err(format!("{iterator} of type {class} is no iterator"))
+                    pyo3::exceptions::PyTypeError::new_err(format!("{iterator} of type {class} is not an iterator"))
                 })?;
                 Some(Source { iterator: iterator.unbind(), next })
             }
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
         self.change();
-        drop(old); // outside: it may run anything
+        drop(old); // outside of the cell, because dropping may run arbitrary code
         Ok(())
     }
 
-    /// The number of the valid iterator, or None.
     #[getter]
     fn valid(&self) -> Option<i64> {
         Some(self.valid.load(Relaxed)).filter(|&valid| valid != NONE)
@@ -219,13 +214,13 @@ impl Delivery {
         self.given.store(count, Relaxed);
     }
 
-    /// Whether somebody waits for an item: in another thread, or below in this one.
+    /// Whether an item is being computed, in another thread, or below in the call stack of this one.
     #[getter]
     fn busy(&self) -> bool {
         self.pulse.is_inside()
     }
 
-    /// Whether the item that was asked for last was cut off, by Ctrl-C for one: what pipes hold now may be without it.
+    /// Whether the computation of the last item was interrupted, for example by Ctrl-C. Pipes may have lost items then.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -236,33 +231,33 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Has `watch_with`'s function called when an item takes longer than so many seconds, and each time that it takes
-    /// twice as long; it is told the number `key`.
+    /// Calls the function set by `watch_with` with `key` if an item takes longer than this many seconds, and each time
+    /// that the duration has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
         watching::watch(py).begin(&self.pulse, how.0, how.1);
     }
 
-    /// Ends the watch over calls.
     fn watch_no_more(&self, py: Python<'_>) {
         self.watched.with(py, Option::take);
         watching::watch(py).end(&self.pulse);
     }
 
-    /// The next item of the epoch, whichever iterator is valid; not counted as given. Raises StopIteration at its end.
+    /// Returns the next item of the epoch without counting it, independent of the valid iterator. Raises StopIteration
+    /// at the end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
             Step::Item(item) => Ok(item),
             Step::End => Err(PyStopIteration::new_err(())),
             Step::Error(error) => Err(error),
-            Step::Left => Err(PyRuntimeError::new_err("the epoch was left while an item of it was made")),
+            Step::Left => Err(PyRuntimeError::new_err("the epoch ended while one of its items was computed")),
         }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
         visit.call(&self.turn)?;
         self.source.with(py, |source| visit.call(source.as_ref().map(|source| &source.iterator)))
@@ -274,7 +269,7 @@ impl Delivery {
     }
 }
 
-/// The base of loaders' iterators. Subclasses say what is done if the next item is not just handed on.
+/// The base class of loader iterators. Subclasses implement the cases in which the next item is not just returned.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,
@@ -327,11 +322,11 @@ impl DeliveryIterator {
     }
 }
 
-/// The next item of a loader that is paused, limited, or held while its state is taken.
+/// Returns the next item of a loader that is paused, limited, or held while its state is saved.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // Busy until the item leaves: until then nobody has it.
+    // Busy until the item is returned, because before that, the item is not delivered.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),
@@ -346,7 +341,7 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
     };
     let counted = slf.call_method0("_count_to_limit");
     delivery.pulse.leave();
-    counted.map_err(|error| delivery.note(py, error))?; // the item may have been made already
+    counted.map_err(|error| delivery.note(py, error))?; // an item may have been computed
     delivery.count();
     Ok(Some(item))
 }

@@ -1,10 +1,13 @@
-//! The iterator guard: one valid iterator per pipe, counted, at less than a generator frame's cost.
+//! The iterator guard: ensures that a pipe has one valid iterator, and counts its items, at a lower cost than a
+//! generator frame.
 //!
-//! Every item of every pipe passes through here, so the type is made of bare slots rather than by PyO3's class macro,
-//! whose wrapper around `__next__` costs more than all the rest. The hot path is [`next_item`]: compare two numbers,
-//! call the iterator's slot, count. A guard owns references to its pipe, the pipe's own iterator and its token.
+//! Every item of every pipe passes through a guard, so the type consists of plain slots. The class macro of PyO3 adds a
+//! wrapper around `__next__` that costs more than everything else here. The hot path is [`next_item`]: compare two
+//! numbers, call the slot of the iterator, count. A guard owns references to its pipe, to the pipe's own iterator and
+//! to its token.
 //!
-//! No slot lets a panic out, which would end the process: what is not just reads, writes and calls of C is caught.
+//! A panic in a slot would abort the process. Therefore everything except reads, writes and calls of C is wrapped by
+//! `caught`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -26,63 +29,61 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// No iterator has this number: a guard that the garbage collector has cleared is never valid.
+/// The number that no iterator has. A guard that the garbage collector has cleared is never valid.
 const CLEARED: u64 = u64::MAX;
 
-/// The guard's memory, as the interpreter sees it.
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that each item needs come first, on one cache line.
-    /// Valid as long as the token's current number is this one.
+    /// The guard is valid while the current number of the token is this one.
     id: u64,
-    /// The pipe's token; valid as long as `token_object` is owned.
+    /// The pipe's token, valid as long as `token_object` is owned.
     token: *const IterationToken,
-    /// The function that gives the next item, of `argument`: the slot of the iterator's type, and the iterator; or, if
-    /// the time is taken, `next_timed` or `next_metered`, and this guard. Neither is owned.
+    /// The function that returns the next item, and its argument: the slot of the iterator's type with the iterator, or
+    /// `next_timed` or `next_metered` with this guard. Neither is owned.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// Where a board counts its items, or null; valid as long as the token.
+    /// The counter of items on a board, or null. Valid as long as the token.
     counter: *const AtomicU64,
-    /// The iterator that the pipe's own `__iter__` made. Owned; NULL once cleared, as are the next two.
+    /// The iterator returned by the pipe's own `__iter__`. Owned. NULL after clearing, like the next two fields.
     iterator: *mut ffi::PyObject,
     /// The pipe, kept alive while it is iterated.
     pipe: *mut ffi::PyObject,
-    /// The token as an object.
     token_object: *mut ffi::PyObject,
-    /// The slot of the iterator's type that gives the next item.
+    /// The slot of the iterator's type that returns the next item.
     inner: ffi::iternextfunc,
-    /// Where a board has the pipe that runs, and the number of this one there, if all pipes are timed; else null. Valid
-    /// as long as the token.
+    /// The word on the board that contains the running pipe, and the number of this pipe, if all pipes are measured;
+    /// otherwise null. Valid as long as the token.
     current: *const AtomicU32,
     mark: u32,
-    /// Whether the last call that `clocking` saw was within another.
+    /// Whether the last call in `clocking` was nested in another.
     nested: bool,
-    /// Which calls `next_metered` times. `next_timed` counts in it down to when it looks again whether this guard is
-    /// nested.
+    /// Decides which calls `next_metered` measures. `next_timed` uses its countdown for checking whether this guard is
+    /// still nested.
     metering: Metering,
-    /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
-    /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
+    /// Whether an explicit StopIteration comes from a function of the user. The built-in `map` passes it on, and it
+    /// must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
-    /// How ranges are made where PyTorch is loaded: a `Ranging` in a box, else NULL. Freed with the guard.
+    /// How ranges are created if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
 }
 
-/// How a guard makes ranges for torch's profiler.
+/// How a guard creates ranges for torch's profiler.
 struct Ranging {
-    /// The function that `next_ranged` calls, as `Guard::next` and `Guard::argument`.
+    /// The function that `next_ranged` calls, like `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The names in `torch.autograd.profiler`, and the one that says whether a profiler runs.
+    /// The dictionary of `torch.autograd.profiler`, and the key that shows whether a profiler runs.
     profiler: Py<PyDict>,
     runs: Py<PyString>,
-    /// Begins a range for a pipe, and returns the function that ends it.
+    /// Begins a range for a pipe, and returns a function that ends it.
     begin: Py<PyAny>,
 }
 
 /// The type object of guards.
 ///
-/// FORK: made while the extension is imported, so that nobody finds the cell in the making but who imports it, too.
+/// FORK: created during the import of the extension, so other threads never find the cell incomplete.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.get_or_try_init(py, || make_type(py).map(Bound::unbind)).map(|class| class.bind(py))
@@ -96,11 +97,11 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         flags: ffi::Py_READONLY,
         doc: std::ptr::null(),
     };
-    // The interpreter keeps pointers to the members for as long as it runs.
+    // The interpreter keeps pointers to the members while it runs.
     let members = Box::leak(Box::new([
         member(c"pipe", offset_of!(Guard, pipe)),
         member(c"iterator", offset_of!(Guard, iterator)),
-        // SAFETY: the all-zero entry ends the table.
+        // SAFETY: the zeroed entry ends the table.
         unsafe { std::mem::zeroed::<ffi::PyMemberDef>() },
     ]));
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
@@ -122,12 +123,12 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_HAVE_GC | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION) as _,
         slots: slots.as_mut_ptr(),
     };
-    // SAFETY: a well-formed specification whose slots have the signatures that the interpreter expects of them.
+    // SAFETY: a well-formed specification. The slots have the signatures that the interpreter expects.
     let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Guards `iterator`, which the `__iter__` of `pipe` made, as the iterator number `iterator_id` of `token`.
+/// Guards `iterator`, which the `__iter__` of `pipe` returned, as iterator number `iterator_id` of `token`.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -139,7 +140,7 @@ pub fn guard_iterator<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
-    // SAFETY: the slot of a live type: a function of the iternext kind, or NULL if the type is no iterator.
+    // SAFETY: the slot of an existing type: an iternext function, or NULL if the type is not an iterator.
     let next: Option<ffi::iternextfunc> =
         unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
     let Some(next) = next else {
@@ -150,8 +151,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: a new object of the guard's type, zeroed behind its header, whose fields are filled in before anybody
-    // else sees it (the collector runs in this thread, and skips NULLs). The references are handed over.
+    // SAFETY: a new object of the guard type, zeroed after its header. Its fields are set before other code sees it.
+    // The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -192,8 +193,8 @@ pub fn guard_iterator<'py>(
 
 /// The `__next__` of guards. Nothing in the hot path can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls the slot with a guard that its caller keeps alive. A guard whose number is current
-    // was not cleared, so its token and iterator are owned.
+    // SAFETY: the caller of the slot keeps the guard alive. A guard with a current number was not cleared, so it owns
+    // its token and iterator.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -201,7 +202,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Asks a valid guard's iterator, and counts the item; NULL if there is none.
+/// Calls the iterator of a valid guard and counts the item. Returns NULL if there is none.
 ///
 /// # Safety
 /// As in `next_item`.
@@ -213,7 +214,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // A thread that began the pipe anew meanwhile is not given this item.
+        // If another thread has restarted the pipe meanwhile, the item is not counted.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -221,7 +222,6 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Counts items of a guard that is valid.
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
     // SAFETY: as in `next_item`.
@@ -233,13 +233,14 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Lets the iterator of a guard pass over items, `most` at most, if it can; they count as yielded.
+/// Lets the iterator of a guard skip up to `most` items, if it can. They count as yielded.
 ///
 /// # Safety
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: a live guard, as the caller says. One whose number is current was not cleared, and owns its iterator.
+    // SAFETY: the caller guarantees that this is an existing guard. A guard with a current number was not cleared, and
+    // owns its iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -251,19 +252,19 @@ pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     }
 }
 
-/// Calls the iterator of the loader's last pipe, and takes the time of one call in so many.
+/// Calls the iterator of the loader's last pipe, and measures some of the calls.
 unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: called by `next_item` with its own guard, which is valid and not cleared.
+    // SAFETY: `next_item` calls this with its own guard, which is valid and not cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         if (*guard).metering.is_due() { metered(guard) } else { ((*guard).inner)((*guard).iterator) }
     }
 }
 
-/// A call of which the time is taken. Nothing in it can panic.
+/// Makes a measured call. Nothing in it can panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The token is not kept over the call; what the call runs may bind it anew.
+    // SAFETY: as in `next_metered`. The token is not kept across the call, which may bind it to another place.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -281,7 +282,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Calls the iterator of any pipe if all are timed, and says meanwhile that this pipe runs.
+/// Calls the iterator of a pipe if all pipes are measured, and marks the pipe as running meanwhile.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered` and `metered`. The word is valid as long as the token, that is, until the guard is
     // cleared.
@@ -301,7 +302,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// A call of the loader's or a thread's last pipe, or one whose time may be taken.
+/// Calls the last pipe of the loader or of a thread, or makes a call that may be measured.
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_timed`.
     unsafe {
@@ -320,7 +321,8 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Counts the findings of a call, the `first` one of an epoch perhaps, that gave an item if one `came`.
+/// Records the measurements of a call. `first` is the first call of an epoch, and `came` means that it returned an
+/// item.
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, came: bool) {
     // SAFETY: called with a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
@@ -337,10 +339,10 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool, 
     }
 }
 
-/// Calls what the guard would call otherwise, within a range if torch's profiler runs.
+/// Calls the original function within a range, if torch's profiler runs.
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The box lives as long as the guard, which the caller of `next_item` keeps alive.
-    // Keys of a module are strings, so that looking one up raises nothing.
+    // SAFETY: as in `next_metered`. The box exists as long as the guard, which the caller of `next_item` keeps alive.
+    // Keys of a module are strings, so the lookup raises no exception.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -357,17 +359,17 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a range, and returns what ends it. An error there does not concern the loading of data.
+/// Begins a range, and returns the function that ends it. An error does not affect the loading of data.
 ///
 /// # Safety
-/// The pipe is alive.
+/// The pipe exists.
 unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObject) -> Option<Py<PyAny>> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let pipe = unsafe { Bound::from_borrowed_ptr(py, pipe) };
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a range. The exception that the pipe has raised stays.
+/// Ends a range. An exception of the pipe is preserved.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -378,7 +380,7 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
     }
 }
 
-/// In main: the wait for the first item of an epoch begins.
+/// Begins the wait for the first item of an epoch, in the main process.
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -386,7 +388,7 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-/// It is over, and with an item the epoch is under way.
+/// Ends that wait. If an item was returned, the epoch is running.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
@@ -397,8 +399,8 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     }
 }
 
-/// The cold half of `next_item`: the end, an exception, or an invalid guard. Behind exceptions that are skipped, the next
-/// item.
+/// The cold part of `next_item`: the end, an exception, or an invalid guard. If an exception is skipped, returns the
+/// next item.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_item`.
@@ -413,7 +415,6 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// Whether there is no item because of an exception that is skipped.
 unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
@@ -421,8 +422,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: not cleared, so the references are owned by the guard, which outlives this call. The iterator is held
-        // for as long as it is looked at.
+        // SAFETY: the guard is not cleared, so it owns these references, and it outlives this call. The iterator is
+        // borrowed meanwhile.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -432,19 +433,19 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
             false
         })
     };
-    // SAFETY: the interpreter holds the GIL where it calls a slot.
+    // SAFETY: the interpreter holds the GIL during the call of a slot.
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Whether a panic somewhere below is on its way through, as an exception: taking that would make it a panic again.
+/// Returns whether the current exception is a panic from below. Taking it would panic again.
 fn is_panic(py: Python<'_>) -> bool {
-    // SAFETY: without an exception nothing may be compared with it; both calls only look.
+    // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. Both calls only read.
     unsafe {
         !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
     }
 }
 
-/// Ok if the iteration has just ended, or with `true`, if it goes on behind an exception.
+/// Returns Ok(false) at the normal end, or Ok(true) if the iteration continues after a skipped exception.
 fn outcome(
     token: &IterationToken,
     pipe: &Bound<'_, PyAny>,
@@ -460,7 +461,7 @@ fn outcome(
                  IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
                 describe(pipe)
             ));
-            error.value(py).setattr("_torchdata_invalid", true)?; // no fault of an item, which is not skipped
+            error.value(py).setattr("_torchdata_invalid", true)?; // not a fault of an item, so it is not skipped
             return Err(error);
         }
         token.finish();
@@ -483,12 +484,13 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// `error` as users are to see it: without our frames, and with a note on its place in the graph. Ok if it is skipped.
+/// Prepares `error` for users: removes frames of this package, and adds a note about the pipe. Returns Ok if it is
+/// skipped.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = pipe.py();
     let value = error.value(py);
-    // Before 3.12 an exception that is on its way has its frames beside it.
+    // Before Python 3.12, the frames of a raised exception are stored separately.
     let passed = (value, error.traceback(py), pipe, yielded, iterator);
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));
@@ -496,13 +498,13 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // An exception that cannot be explained passes as it is; a Ctrl-C meanwhile must not be lost.
+        // If the explanation fails, the exception is raised unchanged. A KeyboardInterrupt meanwhile must not be lost.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
 }
 
-/// A pipe in words; one whose `repr` fails is named by its class.
+/// Describes a pipe. If its `repr` fails, returns the name of its class.
 fn describe(pipe: &Bound<'_, PyAny>) -> String {
     pipe.repr()
         .map(|text| text.to_string())
@@ -510,10 +512,10 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one). Calls C
-/// alone.
+/// Attributes that the guard lacks are looked up in the pipe's own iterator, for example `close` of a generator. Only
+/// calls C.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls the slot with a live guard and a str; NULL results come with an exception set.
+    // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL results come with an exception set.
     unsafe {
         let found = ffi::PyObject_GenericGetAttr(object, name);
         let iterator = (*object.cast::<Guard>()).iterator;
@@ -528,9 +530,9 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
     }
 }
 
-/// Shows the collector what a guard refers to. Calls C alone.
+/// Shows the references of a guard to the garbage collector. Only calls C.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
-    // SAFETY: the collector calls the slot with a live guard; NULLs are skipped.
+    // SAFETY: the garbage collector calls the slot with an existing guard. NULLs are skipped.
     unsafe {
         let guard = object.cast::<Guard>();
         let class = ffi::Py_TYPE(object).cast::<ffi::PyObject>();
@@ -546,10 +548,10 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
     0
 }
 
-/// Lets go of everything, to break a cycle. Calls C alone.
+/// Drops all references to break a cycle. Only calls C.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as for `traverse`. The number goes first: from then on the guard is invalid, whatever the dropped
-    // references run.
+    // SAFETY: as for `traverse`. The number is changed first, so the guard is invalid while the dropped references run
+    // code.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -561,14 +563,13 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     0
 }
 
-/// Ends a guard. Calls C alone.
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: the last reference is gone; the order is the one that the interpreter asks for of types on the heap.
+    // SAFETY: the last reference is gone. The interpreter requires this order for heap types.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
         let ranging = (*object.cast::<Guard>()).ranging;
-        // SAFETY: made by `into_raw` with the guard, which nobody refers to any more.
+        // SAFETY: created by `into_raw` with the guard, and no references remain.
         drop((!ranging.is_null()).then(|| Box::from_raw(ranging)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));

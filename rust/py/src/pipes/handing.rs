@@ -1,12 +1,12 @@
-//! An iterator whose items Python code hands over, of which Ctrl-C loses none.
+//! An iterator whose items Python code hands over, without losing an item to Ctrl-C.
 //!
-//! Python handles signals between any two instructions: an item that was taken, and is not yet returned, would be lost
-//! if the handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves the item where the next
-//! call finds it. Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no Python
-//! code in between.
+//! Python handles signals between any two instructions. If the handler raises after an item was taken and before it is
+//! returned, the item would be lost. Therefore there are two steps. Waiting can be interrupted anywhere, and leaves the
+//! item for the next call. Handing over is short: a Ctrl-C during this step is recorded, and raised after the item was
+//! returned, without Python code in between.
 //!
-//! Runs in whichever threads read, one after the other. Signals are handled in the main thread alone, so in any other
-//! one nothing is done.
+//! It runs in any threads that read, one after the other. Only the main thread handles signals, so this does nothing in
+//! other threads.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,8 +21,8 @@ use torchdata_core::stats::PipeRef;
 use crate::pipes::metering::Meter;
 use crate::pipes::turn::Turn;
 
-/// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
-/// which returns a tuple of the item, or None if it must wait again.
+/// The base class of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and
+/// `_hand_over()`, which returns a tuple with the item, or None if it must wait again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,
@@ -30,7 +30,7 @@ pub struct HandingIterator {
 }
 
 impl HandingIterator {
-    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    /// Counts and measures the items from the next epoch on, at a pipe of the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -44,7 +44,6 @@ impl HandingIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, meter: Meter::new() })
     }
 
-    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
@@ -76,8 +75,8 @@ impl HandingIterator {
     }
 }
 
-/// The handler of Ctrl-C meanwhile: notes it. A second press is passed on, so that a function of the user's that hangs
-/// can be ended.
+/// The temporary handler of Ctrl-C, which records it. A second Ctrl-C is passed on, so that a user's function that
+/// hangs can be interrupted.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -98,28 +97,27 @@ impl Noted {
     }
 }
 
-/// Ctrl-C is noted as long as this lives.
 struct Deferred<'py> {
     py: Python<'py>,
     noted: Option<Bound<'py, Noted>>,
 }
 
 impl<'py> Deferred<'py> {
-    /// Begins. Raises what was pressed before.
+    /// Starts recording. Raises earlier signals.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {
-            return Ok(Self { py, noted: None }); // it is ignored, or kills
+            return Ok(Self { py, noted: None }); // the signal is ignored or kills the process
         }
         let noted = Bound::new(py, Noted { pressed: AtomicBool::new(false), handler: handler.unbind() })?;
         match install(py, noted.as_any()) {
             Ok(()) => Ok(Self { py, noted: Some(noted) }),
-            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self { py, noted: None }), // not the main thread
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self { py, noted: None }), // no main thread
             Err(error) => Err(error),
         }
     }
 
-    /// Ends: what was pressed meanwhile comes once the caller has returned to Python code.
+    /// Stops recording. A recorded signal is handled after the caller has returned to Python code.
     fn end(mut self) -> PyResult<()> {
         self.restore()
     }
@@ -130,23 +128,23 @@ impl<'py> Deferred<'py> {
         let restored = if current.is(&noted) {
             install(self.py, noted.get().handler.bind(self.py))
         } else {
-            Ok(()) // the user's program has put one of its own there meanwhile
+            Ok(()) // the user's program has installed another handler meanwhile
         };
         if noted.get().pressed.load(Relaxed) {
-            // SAFETY: the GIL is held. It marks the signal as arrived, and runs no handler.
+            // SAFETY: the GIL is held. The call marks the signal as received, and runs no handler.
             unsafe { ffi::PyErr_SetInterruptEx(libc::SIGINT as c_int) };
         }
         restored
     }
 }
 
-/// The native half of Python's module `signal`, whose functions run no Python code. Made at import.
+/// The native part of Python's module `signal`. Its functions run no Python code. Created at import.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-/// Makes a handler that of Ctrl-C. A press before that goes to the one that is replaced.
+/// Installs a handler of Ctrl-C. Earlier signals go to the previous handler.
 fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
     signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }

@@ -1,7 +1,7 @@
-//! Taking the time that a program spends in a loader's `next`: of one call in so many.
+//! Measures the time that a program spends in `next` of a loader, by sampling calls.
 //!
-//! [`Metering`] decides which calls are timed. A timed call represents the calls before it. [`Meter`] counts and times
-//! the items of iterators other than pipes. Both run in the thread that reads, with the GIL held.
+//! [`Metering`] decides which calls are measured. A measured call represents the calls before it. [`Meter`] counts and
+//! measures the items of iterators other than pipes. Both run in the reading thread, with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,32 +12,29 @@ use torchdata_core::stats::{PipeRef, add, nanoseconds};
 use crate::gil_cell::GilCell;
 use crate::pipes::clocking;
 
-/// Which calls are timed.
 pub struct Metering {
-    /// Calls until the next that is timed.
     pub countdown: u32,
-    /// How many calls one that is timed stands for, the state of the chance, and what the next gap may be on average.
+    /// The number of calls that a measured call represents, the state of the random generator, and the limit for the
+    /// mean of the next gap.
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// When the last timed call ended; 0 before the first.
+    /// When the last measured call ended, or 0 before the first one.
     pub measured: u64,
 }
 
 impl Metering {
-    /// Times the first call.
     pub fn new() -> Self {
         Self { countdown: 1, gap: 1, random: Cell::new(nanoseconds() | 1), most: Cell::new(1), measured: 0 }
     }
 
-    /// Whether the call that begins now is timed.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.countdown = self.countdown.wrapping_sub(1);
         self.countdown == 0
     }
 
-    /// Notes a timed call that is over; returns the nanoseconds of the calls that it stands for.
+    /// Records a measured call that has ended. Returns the nanoseconds of the calls that it represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -51,7 +48,7 @@ impl Metering {
     }
 }
 
-/// Counts and times the items of an iterator that hands out a loader's items; does nothing until it is told where.
+/// Counts and measures the items of an iterator. Does nothing until `count_into` is called.
 pub struct Meter(GilCell<Option<Counted>>);
 
 struct Counted {
@@ -64,12 +61,12 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// Counts an epoch, which begins with the next call, at a pipe of main's page.
+    /// Counts from the next call on, which begins an epoch, at a pipe of the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(Counted { pipe, metering: Metering::new() }));
     }
 
-    /// Makes a call that gives an item or an error.
+    /// Makes a call that returns an item or an error.
     #[inline]
     pub fn around<T>(&self, py: Python<'_>, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let began = self.0.with(py, |counted| counted.as_mut().and_then(Counted::begin));
@@ -123,7 +120,7 @@ impl Counted {
     }
 }
 
-/// Counts items that were made outside of any pipe, and the time that they took, at a pipe's record.
+/// Counts items that were computed outside of any pipe, and their time, in the record of a pipe.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     add(&record.yielded, items);

@@ -1,4 +1,5 @@
-//! The cost of iteration: tokens of valid iterators, guards around users' iterators, turns of reading threads.
+//! Iteration of pipes: tokens of valid iterators, guards around the iterators of users, turns of reading threads, and
+//! measurements.
 
 pub mod calling;
 pub mod clocking;

@@ -1,4 +1,4 @@
-//! The columns that `pack` adds to its rows, as arrays: NumPy makes them of one view for each piece.
+//! The columns that `pack` adds to its rows, as arrays. NumPy would need one view for each piece.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -6,13 +6,12 @@ use torchdata_core::packing;
 
 use crate::codec::array_of;
 
-/// The places of tokens in their pieces, for pieces of these sizes.
+/// The positions of tokens in their pieces, for pieces of these sizes.
 #[pyfunction]
 pub fn row_positions(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     array_of(py, &packing::positions(&sizes))
 }
 
-/// The bounds of pieces of these sizes.
 #[pyfunction]
 pub fn row_bounds(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     let bounds = packing::bounds(&sizes)

@@ -1,14 +1,14 @@
-//! Orders of map pipes: `random.Random(seed).sample(range(count), count)` in a fiftieth of its time.
+//! Random orders of map pipes: `random.Random(seed).sample(range(count), count)`, fifty times as fast.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::sampling::{MersenneTwister, WORDS};
 
-/// The order that a generator of Python's in the given state gives `count` numbers, as native 32-bit integers.
+/// Returns the order of `count` numbers from a Python generator with the given state, as native 32-bit integers.
 ///
-/// `words` and `drawn` are what `random.Random.getstate()` has: 624 words as native 32-bit integers, and the number
-/// that stands behind them.
+/// `words` and `drawn` are the parts of `random.Random.getstate()`: 624 words as native 32-bit integers, and the number
+/// after them.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

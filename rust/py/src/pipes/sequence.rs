@@ -1,6 +1,6 @@
-//! Iterating over a sequence by index, for a reader that passes over items: [`SequenceIterator`].
+//! Iterates over a sequence by index, and can skip items: [`SequenceIterator`].
 //!
-//! Runs in whichever process and thread iterates the pipes; the GIL orders every access.
+//! It runs in any process and thread that iterates the pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
 
-/// How the items of a sequence are had.
+/// How to access the items of a sequence.
 enum Kind {
     Range { start: i64, step: i64 },
     List,
@@ -17,7 +17,6 @@ enum Kind {
     Other,
 }
 
-/// A range all of whose numbers are of 64 bits.
 fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<Kind> {
     let range = sequence.cast_exact::<PyRange>().ok()?;
     let (start, step) = (range.start().ok()? as i64, range.step().ok()? as i64);
@@ -25,27 +24,27 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<Kind> {
     Some(Kind::Range { start, step })
 }
 
-/// Iterates over a sequence as `iter` does, and can pass over items.
+/// Iterates over a sequence like `iter`, and can skip items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: Kind,
-    /// The length of a sequence that does not change; lists are asked each time.
+    /// The length of an immutable sequence. For lists, the length is read each time.
     length: usize,
-    /// The number of the next item; `usize::MAX` behind the end, for a list may grow.
+    /// The index of the next item, or `usize::MAX` after the end, because a list may grow.
     position: AtomicUsize,
 }
 
 impl SequenceIterator {
     fn length(&self, py: Python<'_>) -> usize {
         match self.kind {
-            // SAFETY: the kind says that it is a list.
+            // SAFETY: the kind ensures that it is a list.
             Kind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
             _ => self.length,
         }
     }
 
-    /// Passes over items, `most` at most; returns how many there were.
+    /// Skips up to `most` items, and returns the number of skipped items.
     pub fn pass_over(&self, py: Python<'_>, most: usize) -> usize {
         let position = self.position.load(Relaxed);
         let passed = self.length(py).saturating_sub(position).min(most);
@@ -56,7 +55,7 @@ impl SequenceIterator {
 
 #[pymethods]
 impl SequenceIterator {
-    /// An iterator over `sequence` that yields its item number `position` first.
+    /// An iterator over `sequence`, starting with item number `position`.
     #[new]
     fn new(sequence: &Bound<'_, PyAny>, position: usize) -> PyResult<Self> {
         let length = sequence.len()?;
@@ -85,11 +84,11 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         let item = match self.kind {
             Kind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
-            // SAFETY: the kind says that it is a list.
+            // SAFETY: the kind ensures that it is a list.
             Kind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
-            // SAFETY: the kind says that it is a tuple.
+            // SAFETY: the kind ensures that it is a tuple.
             Kind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
-            // SAFETY: a live object; the result is a new reference, or NULL with an exception set.
+            // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
             Kind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)?

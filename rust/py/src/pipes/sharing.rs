@@ -1,10 +1,10 @@
-//! Shares of what is read by index: items of other shares are passed over, and never made.
+//! Shares of a source that is read by index: items of other shares are skipped, and never read.
 //!
-//! A source that is asked for it iterates by a `SequenceIterator` (`sequence.rs`), which passes over items by a mere addition. A
-//! [`ShareIterator`] reads it through the source's guard, which counts what is passed over as if it had been yielded. So
-//! places, states and counts are those of a reader that takes every item and drops the others', and only the time
-//! differs: it does not grow with the number of shares. Run in whichever process and thread iterates the pipes; the GIL
-//! orders every access.
+//! On request, a source iterates with a `SequenceIterator` (`sequence.rs`), which skips items by an addition. A
+//! [`ShareIterator`] reads it through the guard of the source, which counts skipped items as yielded. Therefore
+//! positions, states and counts are the same as if all items were read and the others dropped. Only the time differs:
+//! it does not grow with the number of shares. It runs in any process and thread that iterates the pipes. The GIL
+//! orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -15,26 +15,25 @@ use pyo3::prelude::*;
 use crate::pipes::guard;
 use crate::pipes::iterators::next_of;
 
-/// Yields runs of a source's items, and passes over what lies between them.
+/// Yields runs of items of a source, and skips the items between them.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
-    /// A guard whose iterator is a `SequenceIterator`.
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// Items to pass over before the next one, and what is left of the run behind them.
+    /// The number of items to skip before the next one, and the remaining length of the run after them.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// Passes over `before` items of `source`, the guard of a `SequenceIterator`, yields `left`, and from then on passes
-    /// over `between` and yields `run`, in turn. All but `before` and `between` are positive.
+    /// Skips `before` items of `source`, the guard of a `SequenceIterator`, and yields `left` items. Then it
+    /// alternately skips `between` items and yields `run` items. `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {
-            return Err(PyTypeError::new_err("the source of a share is no iterator of a pipe"));
+            return Err(PyTypeError::new_err("the source of a share must be an iterator of a pipe"));
         }
         let (before, left) = (AtomicUsize::new(before), AtomicUsize::new(left));
         Ok(Self { source: source.clone().unbind(), run, between, before, left })
@@ -51,7 +50,7 @@ impl ShareIterator {
             (before, left) = (self.between, self.run);
         }
         if before > 0 {
-            // SAFETY: the constructor has seen that it is a guard.
+            // SAFETY: the constructor has checked that it is a guard.
             unsafe { guard::pass_over(self.source.bind(py), before) };
             self.before.store(0, Relaxed);
             self.left.store(left, Relaxed);

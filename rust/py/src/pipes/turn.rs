@@ -1,8 +1,8 @@
-//! Turns of reading: threads that share an iterator read one after the other, in the order in which they came.
+//! Turns of reading: threads that share an iterator read one after the other, in the order in which they asked.
 //!
-//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that
-//! waits sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal
-//! handler, or a function of the pipeline) is refused, as it would wait for itself.
+//! It runs in any threads that read. Shared state is accessed with the GIL held, which orders the accesses. A waiting
+//! thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread asks again during its own read, in a
+//! signal handler or a function of the pipeline, it gets an error, because it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -22,37 +22,34 @@ use crate::pipes::iterators::call;
 use crate::pipes::metering::Meter;
 use crate::seconds::duration;
 
-/// A turn that is closed counts as so many threads that wait.
+/// A closed turn counts as this many waiting threads.
 const CLOSED: usize = 1 << 32;
-/// Bits of an address that a thread lies at.
+/// The number of bits in the address of a thread.
 const ADDRESS: u32 = 48;
 
-/// This thread, of this process: a forked child has the addresses of its parent.
+/// Identifies this thread in this process. A forked child has the same addresses as its parent.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
 
-/// Whether that was a thread of a process that this one was forked from.
+/// Returns whether this is a thread of an ancestor process.
 fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// The thread that has the turn to read an iterator, and those that wait for it.
+/// The thread that has the turn to read an iterator, and the threads that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
-    /// The thread that reads; 0: none.
+    /// The reading thread, or 0.
     reader: AtomicU64,
-    /// How many threads wait, and `CLOSED` on a turn that is closed: 0 nearly always.
+    /// The number of waiting threads, plus `CLOSED` if the turn is closed. Almost always 0.
     crowd: AtomicUsize,
     waiting: GilCell<VecDeque<(u64, Thread)>>,
-    /// Why nobody is to read any more.
     closed: GilCell<Option<String>>,
-    /// The process that it was made in.
     process: u32,
 }
 
-/// The turn, taken by this thread.
 pub struct Taken<'a, 'py> {
     turn: &'a Turn,
     py: Python<'py>,
@@ -81,7 +78,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Takes the turn, once all who have asked before have had theirs. It is given back when the guard is dropped.
+    /// Takes the turn after all threads that asked before. Dropping the guard releases it.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<Taken<'a, 'py>> {
         let thread = this_thread();
@@ -92,19 +89,19 @@ impl Turn {
         Ok(Taken { turn: self, py })
     }
 
-    /// Waits for the turn. `reads` says whether that is to read: on a turn that is closed nobody does any more.
+    /// Waits for the turn. `reads` is true if the thread will read, which a closed turn refuses.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.waiting.with(py, |waiting| {
             let before = waiting.len();
-            waiting.retain(|(one, _)| !is_inherited(*one)); // they wait in our parent
+            waiting.retain(|(one, _)| !is_inherited(*one)); // threads of the parent process
             self.crowd.fetch_sub(before - waiting.len(), Relaxed);
             waiting.iter().any(|(one, _)| *one == thread)
         });
         if is_waiting || self.reader.load(Relaxed) == thread {
             return Err(PyRuntimeError::new_err(
-                "this thread is reading an item already, and asks for another one meanwhile (in a signal handler, or in a \
-                 function that the item goes through): ask when it has come",
+                "this thread is reading an item already, and requests another one (in a signal handler, or in a \
+                 function of the pipeline): request it after the first one has arrived",
             ));
         }
         if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {
@@ -133,7 +130,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns whether it is the turn of a thread that waits; an error if that can never be.
+    /// Returns whether a waiting thread has the turn, or an error if it can never get it.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         if reads
             && self.crowd.load(Relaxed) >= CLOSED
@@ -144,8 +141,8 @@ impl Turn {
         let reader = self.reader.load(Relaxed);
         if is_inherited(reader) && reader != 0 {
             return Err(PyRuntimeError::new_err(format!(
-                "a thread of process {} was reading this iterator when process {} was forked, and nobody can finish that \
-                 here: make a loader of your own in the child",
+                "a thread of process {} was reading this iterator when process {} was forked, and this read cannot \
+                 be finished here: create another loader in the child",
                 self.process,
                 std::process::id()
             )));
@@ -154,7 +151,6 @@ impl Turn {
         Ok(reader == 0 && first() == Some(thread))
     }
 
-    /// Wakes the thread whose turn is next.
     #[cold]
     fn call_next(&self, py: Python<'_>) {
         if let Some(next) = self.waiting.with(py, |waiting| waiting.front().map(|(_, next)| next.clone())) {
@@ -162,7 +158,7 @@ impl Turn {
         }
     }
 
-    /// Whether no other thread reads, or none that can ever be done.
+    /// Returns whether no other thread reads, ignoring threads of a parent process.
     fn is_left(&self) -> bool {
         let reader = self.reader.load(Relaxed);
         reader == 0 || reader == this_thread() || is_inherited(reader)
@@ -171,7 +167,8 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Calls a function in turn with those who read, and returns what it returns; at once in the thread that reads.
+    /// Calls a function in turn with the reading threads, and returns its result. In the thread that is reading, calls
+    /// it at once.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let _turn = if self.reader.load(Relaxed) == this_thread() {
@@ -185,8 +182,8 @@ impl Turn {
         function.call0()
     }
 
-    /// Lets nobody read any more: who asks for an item from now on gets a RuntimeError with that text.
-    #[pyo3(signature = (why = "this program ends, and a thread of it asks a loader for another item"))]
+    /// Closes the turn: from now on, requests for an item raise a RuntimeError with this text.
+    #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
             self.crowd.fetch_add(CLOSED, Relaxed);
@@ -195,30 +192,31 @@ impl Turn {
         all.iter().for_each(Thread::unpark);
     }
 
-    /// Waits, so many seconds at most, until no other thread reads or waits for its turn.
+    /// Waits up to `seconds` until no other thread reads or waits for its turn.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let is_free = |py: Python<'_>| Ok(self.is_left() && self.waiting.with(py, |waiting| waiting.is_empty()));
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits until no other thread reads, so many seconds at most, or None for as long as it takes; whether none does.
+    /// Waits until no other thread reads, for up to `seconds`, or without limit if None. Returns whether that is the
+    /// case.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))
     }
 }
 
-/// The base of iterators that threads share. A subclass has `next()`, which one thread at a time is in.
+/// The base class of iterators that threads share. A subclass has a method `next()`, which one thread at a time calls.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     turn: Py<Turn>,
-    /// The function `next` of the subclass, once it was asked for.
+    /// The `next` function of the subclass, after its first lookup.
     next: OnceLock<Py<PyAny>>,
     meter: Meter,
 }
 
 impl SharedIterator {
-    /// Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main.
+    /// Counts and measures the items from the next epoch on, at a pipe of the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -232,7 +230,6 @@ impl SharedIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
     }
 
-    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)

@@ -1,4 +1,4 @@
-//! A hold on the queue, as Python sees it.
+//! Python class for a hold on the queue.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -21,12 +21,12 @@ impl Deref for Owner {
     }
 }
 
-/// The hold of the core, taken away when it is released.
+/// The hold of the engine, or None after it is released.
 type Kept = Option<ManuallyDrop<Hold<Owner, Entry>>>;
 
-/// A hold on a queue: no worker begins an item before the last hold is released.
+/// A hold on a queue: no worker starts an item until the last hold is released.
 ///
-/// A forked child has no workers, and may have inherited a held lock: there a hold is forgotten.
+/// A forked child has no workers, and may have inherited a held lock, so it does not release the hold.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     hold: GilCell<Kept>,
@@ -44,12 +44,10 @@ impl ReadAheadHold {
 
 #[pymethods]
 impl ReadAheadHold {
-    /// Waits until the workers stand still; False if one is still busy with an item after `seconds`.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
     }
 
-    /// Lets go. May be called more than once.
     fn release(&self, py: Python<'_>) {
         let hold = self.hold.with(py, Option::take);
         if let Some(hold) = hold
@@ -60,7 +58,7 @@ impl ReadAheadHold {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
         self.hold.with(py, |hold| visit.call(hold.as_ref().map(|hold| &hold.owner().0)))
     }

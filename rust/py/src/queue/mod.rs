@@ -1,10 +1,9 @@
-//! The queue of all that reads ahead in threads, as Python sees it: holds Python objects, waits without the GIL.
+//! Python class for the queue of threads that read ahead. It contains Python objects, and waits without the GIL.
 //!
-//! Python threads work, another one consumes; all use one [`ReadAheadQueue`]. References go into the queue and out of it
-//! with the GIL held alone, and threads that wait without it move none: so the collector of cyclic garbage, which holds
-//! the GIL, sees a queue that stands still. A result is taken and its place noted in one call, in which no signal is
-//! handled. A process that was forked from the one that made the queue has no worker threads and may have inherited a
-//! held lock, so there every method that needs the lock refuses and nothing is dropped.
+//! Several Python threads work and another one consumes, through one [`ReadAheadQueue`]. References enter and leave the
+//! queue only with the GIL held, so the garbage collector, which holds the GIL, sees an unchanging queue. A result is
+//! taken and its position recorded in one call, in which no signal is handled. A forked child has no worker threads and
+//! may have inherited a held lock. There, methods that need the lock raise an error, and nothing is dropped.
 
 mod hold;
 mod reading;
@@ -28,16 +27,15 @@ use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;
 
-/// The content of a slot.
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, if places are kept.
+    /// The number of the item, if positions are recorded.
     index: Option<Index>,
-    /// The state of the source after the item; or, without a number, an object that the worker keeps with the content.
+    /// The state of the source after the item. Without a number, an object that the worker stores with the content.
     mark: Option<Py<PyAny>>,
-    /// Whether a hold does not wait for the worker that has this item.
+    /// Whether holds need not wait for the worker of this item.
     is_plain: bool,
-    /// Whether the item is small, and the result, too.
+    /// Whether the item is small, and its result too.
     is_small: bool,
 }
 
@@ -54,42 +52,43 @@ impl Entry {
 
 type Queue = OrderedQueue<Entry>;
 
-/// Items that were claimed: their slots, and the items.
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits for an event of the queue, however long; `sleep` returns whether it came within a slice.
+/// Waits for an event of the queue without limit. `sleep` returns whether it has occurred within a slice.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false)).map(drop)
 }
 
-/// The state of the source, the steps since, how many items were given, and the numbers of those beyond a gap.
+/// The state of the source, the number of items delivered after it, the number of all delivered items, and the numbers
+/// of delivered items after a gap.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// One slot: its number, what it holds ("waiting", "running", "result" or "error"), the content and what is kept with it.
+/// One slot: its number, its kind ("waiting", "running", "result" or "error"), its content, and the object stored with
+/// it.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
-/// The queue between threads that read ahead and the consumer of their results.
+/// The queue between threads that read ahead and the consumer of their results. See [`OrderedQueue`] for most methods.
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<Place<Py<PyAny>>>>,
-    /// If more is read ahead where items are small.
+    /// Set if more small items are read ahead.
     window: GilCell<Option<Window>>,
-    /// The process that the worker threads live in, by the count of forks and by its number.
+    /// The process of the worker threads: its number of forks and its id.
     generation: u64,
     process: u32,
-    /// The name, in messages, of the reader ahead.
+    /// The name of the pipe, for messages.
     name: String,
-    /// Whether what is buffered stays when the queue is closed.
+    /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The message for a consumer that asks a closed queue for more; without one, it is told that the queue has ended.
+    /// The error message for a consumer of a closed queue. Without it, the consumer sees the end.
     when_closed: Option<String>,
 }
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
         if self.generation == fork::current() {
-            // SAFETY: dropped here only, and `self` is not used afterwards.
+            // SAFETY: only dropped here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
     }
@@ -108,7 +107,7 @@ impl ReadAheadQueue {
         ))
     }
 
-    /// Puts down what became of a slot, of one more at the end without a number.
+    /// Puts the outcome of a slot, or without a slot, appends it at the end.
     fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
         let queue = self.get()?;
         match slot {
@@ -119,14 +118,16 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// An error that lay there would keep its threads alive, through the frames of its traceback.
+    /// Drops buffered objects of a closed queue. An error would keep its threads alive through the frames of its
+    /// traceback.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
         }
     }
 
-    /// Changes the place, and drops the marks that it needs no more after that: most often one, for which no vector is made.
+    /// Changes the position, and drops the marks that are no longer needed. Usually there is one, so that no vector is
+    /// allocated.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -137,7 +138,7 @@ impl ReadAheadQueue {
         drop(spent);
     }
 
-    /// The content of an entry that the consumer takes.
+    /// Returns the content of an entry that the consumer takes.
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
             let mut given = 0;
@@ -196,9 +197,7 @@ impl ReadAheadQueue {
         })
     }
 
-    // -- workers ------------------------------------------------------------------------------------
-
-    /// Waits for the source and a slot for its next item; None if nobody wants any, or there are none.
+    /// Waits for the source and a slot for its next item. Returns None if the queue is closed or the source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {
@@ -210,7 +209,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Waits for a submitted item; None if nobody wants results.
+    /// Waits for a submitted item. Returns None if the queue is closed.
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = self.get()?;
         loop {
@@ -226,14 +225,13 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Says that the worker of a slot has left the source, and puts the outcome down later: no hold waits for that.
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
         self.get()?.leave_source(slot);
         Ok(())
     }
 
-    /// Waits for items that were handed over, and takes some: only if all are small more than one. Those are the share of one
-    /// of `sharers`, or `least` if that is more, and `most` at most. None if no more will come.
+    /// Waits for submitted items, and claims some: more than one only if all are small. The number is the share of one
+    /// of `sharers`, but at least `least` and at most `most`. Returns None if there will be no more.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let queue = self.get()?;
         let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
@@ -245,7 +243,6 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Puts down the results of items that were claimed.
     fn put_some(&self, py: Python<'_>, slots: Vec<Slot>, results: Vec<Py<PyAny>>) -> PyResult<()> {
         let queue = self.get()?;
         let results = results.into_iter().map(|result| (is_small(result.bind(py)), result));
@@ -256,7 +253,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Puts down an error in the place of the result of an item that was claimed.
     fn fail_claimed(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         let queue = self.get()?;
         drop(
@@ -266,13 +262,12 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Gives items back that were claimed, for any thread to claim.
     fn hand_back(&self, slots: Vec<Slot>, items: Vec<Py<PyAny>>) -> PyResult<()> {
         drop(self.get()?.hand_back(slots.into_iter().zip(items).collect(), |entry, item| entry.content = item));
         Ok(())
     }
 
-    /// Gives a slot back, as its item was given before the place began; notes the state of the source after it.
+    /// Releases the slot of an item that was delivered in an earlier run. Records the state of the source after it.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -282,14 +277,13 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Puts down the result of a slot.
     #[pyo3(signature = (slot, item, mark=None))]
     fn put(&self, slot: Slot, item: Py<PyAny>, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Puts down the result of a slot, with the number of the item and the mark after it. Returns the next slot, with the
-    /// source, if there is one at once.
+    /// Puts the result of a slot, with the number of the item and its mark. Returns the next slot, with the source, if
+    /// it is available at once.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -305,48 +299,43 @@ impl ReadAheadQueue {
         Ok(next)
     }
 
-    /// Puts down an error in the place of a result.
     #[pyo3(signature = (slot, error, index=None, mark=None))]
     fn fail(&self, slot: Slot, error: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Puts down an error of the source, which is read further once the consumer has that.
+    /// Puts an error of the source, which is read again after the consumer has received the error.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
 
-    /// Says that there is no further item, for the error if one is given.
+    /// Puts the end, with the error that caused it if given.
     #[pyo3(signature = (slot, error=None))]
     fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    // -- the consumer -------------------------------------------------------------------------------
-
-    /// Adds an item for the workers; a plain one is not waited for, as no worker can change it.
+    /// Submits an item for the workers. Holds do not wait for a plain one, because workers cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())
     }
 
-    /// Adds a result that exists already, behind all else.
     fn append(&self, item: Py<PyAny>) -> PyResult<()> {
         self.settle(None, Outcome::Item(Entry::new(item)))
     }
 
-    /// Adds an error in the place of a result, behind all else.
     fn append_error(&self, error: Py<PyAny>) -> PyResult<()> {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
 
-    /// Waits until `pop` has something to give or to raise.
+    /// Waits until `pop` can return or raise.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
-    /// The next result; raises an error in its place, and StopIteration at the end.
+    /// Returns the next result. Raises an error in its order, and StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
         loop {
@@ -366,12 +355,11 @@ impl ReadAheadQueue {
         }
     }
 
-    /// The same, put into a list, so that no signal is handled before it lies there.
+    /// Appends the next result to a list, so that no signal is handled before it is stored.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
 
-    /// The consumer's place.
     fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
         self.place.with(py, |place| {
             let place = place.as_ref()?;
@@ -379,29 +367,24 @@ impl ReadAheadQueue {
         })
     }
 
-    /// How many small items were given in a row, and how many more may have been taken than were given; None if it does
-    /// not matter.
+    /// The number of consecutive small items delivered, and the number of items that may have been taken beyond those
+    /// delivered. None without a window.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, Place::given));
         let window = self.window.with(py, |window| *window)?;
         Some((window.row, window.ahead_of(given)))
     }
 
-    // -- both ---------------------------------------------------------------------------------------
-
-    /// Lets no worker begin a further item before the hold is released.
     fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
         slf.get().get()?;
         Ok(ReadAheadHold::on(slf.unbind()))
     }
 
-    /// Waits until no worker is at the source or may be changing an item; False if one still is after `seconds`.
     fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
         enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_still(slice), |_| Ok(false))
     }
 
-    /// Ends the stream, for workers and the consumer. Does nothing in a forked child.
     fn close(&self) {
         if let Ok(queue) = self.get() {
             queue.close();
@@ -411,7 +394,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// All that is buffered, in order.
+    /// Returns all buffered outcomes and items in order.
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
         self.get()?.for_each(|slot, view| {
@@ -428,24 +411,20 @@ impl ReadAheadQueue {
         Ok(slots)
     }
 
-    /// Puts another content into a slot, unless a worker is at that or it is gone.
     fn exchange(&self, slot: Slot, content: Py<PyAny>) -> PyResult<()> {
         drop(self.get()?.exchange(slot, Entry::new(content)));
         Ok(())
     }
 
-    /// Whether more slots would have spared the consumer a wait since the last call.
     fn has_lacked(&self) -> PyResult<bool> {
         Ok(self.get()?.has_lacked())
     }
 
-    /// Whether the consumer waits.
     #[getter]
     fn is_awaited(&self) -> PyResult<bool> {
         Ok(self.get()?.is_awaited())
     }
 
-    /// Most slots at a time.
     #[getter]
     fn get_capacity(&self) -> PyResult<usize> {
         Ok(self.get()?.capacity())
@@ -457,7 +436,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Whether this is a forked child's copy, whose workers are the parent's.
     #[getter]
     fn is_inherited(&self) -> bool {
         self.get().is_err()
@@ -468,7 +446,6 @@ impl ReadAheadQueue {
         self.get().map_or(true, Queue::is_closed)
     }
 
-    /// Whether the end was met.
     #[getter]
     fn finished(&self) -> bool {
         self.get().is_ok_and(Queue::is_finished)
@@ -483,13 +460,13 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Waits for the queue's lock even if it is held: an object that one pass of the collector sees and the next does
-    /// not would be taken for garbage. Threads hold the lock for a few instructions, none of which needs the GIL. In a
-    /// forked child, in which a dead thread may hold it, no pass looks at anything, and so nothing is collected.
+    /// Waits for the lock of the queue, because an object that is visited in one pass of the garbage collector and not
+    /// in the next would be taken for garbage. Threads hold the lock for a few instructions, and do not need the GIL
+    /// meanwhile. In a forked child the lock may be held forever, so no pass visits anything, and nothing is collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;
-        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
         self.place.with(py, |place| place.iter().flat_map(Place::marks).try_for_each(|mark| visit.call(mark)))
     }

@@ -1,4 +1,4 @@
-//! How the threads that read ahead take the items of a source: each has a number, and some a state of the source with them.
+//! Takes the items of a source in threads that read ahead: each item has a number, and some have a state of the source.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,33 +13,32 @@ use super::window::is_small;
 use super::{Entry, ReadAheadQueue};
 use crate::gil_cell::GilCell;
 
-/// An item, its number, and the state of the source after it, if there is one.
+/// An item, its number, and the state of the source after it, if any.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// What a source is read by. All but the numbers belongs to the thread that has reserved the source.
+/// Reads a source. Everything except the numbers belongs to the thread that has reserved the source.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
-    /// Gives the next item, and the state after it.
+    /// The functions that return the next item, and the state after it.
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Makes what stands for the state of a source that has none, of the error that says so.
+    /// Creates a placeholder for the state of a source without states, from the error that reports this.
     unsaved: Py<PyAny>,
-    /// How many items there are from one state to the next; 0 for none.
+    /// The number of items between two states, or 0 for no states.
     frequency: u64,
-    /// How many items at the beginning are dropped, and the numbers of further ones that are.
+    /// The number of items to drop at the beginning, and the numbers of further items to drop.
     dropped: Index,
     ahead: HashSet<Index>,
-    /// The number of the next item.
     index: AtomicU64,
-    /// Whether the source has ended, or failed and was not read since.
+    /// Whether the source has ended, or has failed and was not read since.
     ended: AtomicBool,
-    /// The error of the state after the last item; the consumer is told of it behind the item.
+    /// The error of the state after the last item, which is raised after the item.
     untold: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// The next item. Raises the error of the source, which has not come on then.
+    /// Returns the next item. If the source raises, its position has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(untold) = self.untold.with(py, Option::take) {
@@ -51,7 +50,6 @@ impl SourceReader {
         Ok((item, index, if is_due { self.state(py)? } else { None }))
     }
 
-    /// The state of the source.
     #[inline]
     fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         match self.state_of.call0(py) {
@@ -87,7 +85,7 @@ impl SourceReader {
         Self { advance, state_of, unsaved, frequency, dropped, ahead, index, ended, untold }
     }
 
-    /// Takes the item of a slot; None if it is one that is dropped. Raises the error of the source.
+    /// Takes the item of a slot. Returns None if it is dropped. Raises the error of the source.
     fn take(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>, slot: Slot) -> PyResult<Option<Taken>> {
         let (item, index, mark) = self.next(py)?;
         if self.is_dropped(index) {
@@ -97,8 +95,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Takes items, and hands them to the threads that claim, as long as there is room or will be. Returns the slot for
-    /// which the source has raised an error, and that; None if nobody wants any more.
+    /// Takes items and submits them for other threads, as long as the queue is open. If the source raises an error,
+    /// returns the slot and the error. Returns None if the queue is closed.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;
@@ -139,7 +137,7 @@ impl SourceReader {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         [&self.advance, &self.state_of, &self.unsaved].into_iter().try_for_each(|it| visit.call(it))?;
-        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
         self.untold.with(py, |untold| visit.call(&*untold))
     }

@@ -1,7 +1,7 @@
-//! Access to the reader: by one thread, for one epoch.
+//! Access to the reader: by one thread at a time, for one epoch.
 //!
-//! One thread reads at a time. Any thread, and a signal handler that runs while the reader waits, may stop or pause it,
-//! or begin another epoch: it leaves a sign, and the thread that reads sees it in its wait.
+//! Any thread can stop or pause the reader, or begin another epoch, and so can a signal handler that runs while the
+//! reader waits. They set signs, which the reading thread checks in its waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,23 +16,21 @@ use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
 
-/// The reader, and the signs that others leave for it.
+/// The reader, and the signs that other threads set for it.
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
+    /// Whether streams begin when they are read, as in a worker that reads dispatched items, and not with the epoch.
     on_demand: bool,
-    /// The process that reads; a forked child must not take what is its parent's.
+    /// The process that reads. A forked child must not take items of its parent.
     owner: OwningProcess,
 }
 
-/// The place where an epoch begins.
 pub struct Start {
-    /// By peer: how far an earlier run of it has come.
+    /// By peer: the items received in an earlier run.
     pub accounts: Vec<Account>,
-    /// The peer whose item is next.
     pub turn: Option<usize>,
-    /// Passes that were read of what is dispatched.
+    /// The number of passes of dispatched items that were read.
     pub passed: u32,
 }
 
@@ -49,45 +47,46 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch in force, and the pass at which an iterator over it begins: 0 if its first item begins one.
+    /// Returns the current epoch, and the pass at which an iterator begins: 0 if its first item begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, unless some thread reads, be it this one.
+    /// Returns the reader, unless a thread is reading, including the current one.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
 
-    /// Returns the reader for a thread that reads.
     pub fn hold(&self) -> PyResult<Held<'_, Reader>> {
         self.reader.try_hold().ok_or_else(|| {
             PyRuntimeError::new_err(
                 "another thread is reading from this loader: a loader has one reader at a time (or a signal handler reads \
-                 while the loop that it interrupted does)",
+                 while the loop that it has interrupted also reads)",
             )
         })
     }
 
-    /// Returns the reader for a thread that has told the one that reads to leave, once that has left.
+    /// Returns the reader once the thread that reads has stopped. The caller has set the signs for that.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
-        self.owner.check()?; // a thread of our parent never leaves here
+        self.owner.check()?; // in a forked child, a reading thread of the parent never stops
         let mut held = None;
         enter::poll(py, None, |_| {
             held = self.reader.try_hold();
             if held.is_none() {
-                self.refuse_here("an epoch cannot begin while this thread waits for an item of the last one")?;
+                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous one")?;
                 self.signs.own.ring();
             }
             Ok(held.is_some())
         })?;
-        Ok(held.expect("a poll without a limit ends with what it looked for"))
+        Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Raises an error if it is this thread that reads: a signal handler of it would wait for ever.
+    /// Returns an error if the current thread is reading, because a signal handler would then wait forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.reader.is_held_here() {
-            return Err(PyRuntimeError::new_err(format!("{why} (in a signal handler, say): leave the loop first")));
+            return Err(PyRuntimeError::new_err(format!(
+                "{why} (for example in a signal handler): leave the loop first"
+            )));
         }
         Ok(())
     }
@@ -100,7 +99,7 @@ impl Access {
         let reader = &mut *held;
         let (Start { accounts, turn, passed }, peers) = (start, reader.peers.len());
         if turn.is_some_and(|turn| turn >= peers) {
-            return Err(PyValueError::new_err(format!("there are {peers} peers, and the turn is none's")));
+            return Err(PyValueError::new_err(format!("there are {peers} peers, so the turn is out of range")));
         }
         self.signs.paused.store(false, Relaxed);
         reader.begin_epoch(window);
@@ -120,7 +119,6 @@ impl Access {
         Ok(())
     }
 
-    /// Ends an epoch here, and tells the peers that no more of it is wanted, whether or not it was read.
     pub fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.signs.stopped.store(true, Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -128,26 +126,24 @@ impl Access {
         Ok(())
     }
 
-    /// Lets nobody be ahead any further, or lets all again.
     pub fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
         match self.try_hold() {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
-            Some(_) => {} // the peers are our parent's
+            Some(_) => {} // the peers belong to the parent
             None => {
-                self.signs.own.ring(); // the thread that reads sees it
+                self.signs.own.ring(); // the reading thread applies it
             }
         }
     }
 
-    /// Ends the epoch here: no item of it is returned any more, and nobody makes one.
     pub fn stop(&self) {
         self.signs.stopped.store(true, Relaxed);
         self.set_paused(true);
     }
 
-    /// Replaces the processes `dead`, and all others that have died. False if another thread reads, which then sees to
-    /// it.
+    /// Replaces the processes `dead`, and all others that have exited. Returns false if another thread is reading,
+    /// which then replaces them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has died and cannot be replaced while this thread waits for an item")?;
@@ -155,14 +151,14 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of an epoch's pass: 0 before the first item was asked for, which begins one.
+    /// Returns the next item of a pass. `pass` is 0 before the first item, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold()?;
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
-                "this iterator belongs to an epoch that was left: the loader has begun another one since",
+                "this iterator belongs to an earlier epoch: the loader has begun another one",
             ));
         }
         if pass.load(Relaxed) == 0 {
@@ -171,19 +167,19 @@ impl Access {
             pass.store(u64::from(next.pass()), Relaxed);
         }
         if pass.load(Relaxed) != u64::from(reader.stream.pass()) {
-            return Err(PyRuntimeError::new_err("this iterator was left for a later one over the same items"));
+            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this one"));
         }
         let next = reader.next(py, &self.signs, epoch);
         reader.apply_pause(&self.signs);
         next
     }
 
-    /// Leaves a pass: a share that is left before its end must not hold up those of others.
+    /// Leaves a pass. A worker that leaves its share before the end must not block the shares of other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // A thread that reads meanwhile reads a later pass, of which the sender knows already.
+        // If another thread is reading, it reads a later pass, and the sender knows this from its grant.
         if let Some(mut held) = self.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -1,7 +1,7 @@
-//! A carrier as a Python object: frames for another machine, and from it.
+//! Python class for carriers: frames to and from another machine.
 //!
-//! Runs in main and in the process beside a worker elsewhere. Several threads of that process may call it: its lock is
-//! held without the GIL alone, so that nobody who holds it waits for the GIL.
+//! It runs in the main process, and in the process that hosts a worker on another machine. Several threads of that
+//! process may call it. The lock is never held while waiting for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,12 +21,12 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 use crate::seconds::duration;
 
-/// Carries units and words between a link that it reads and one that it writes, and their copies elsewhere.
+/// Carries units and control words between two links on this machine and their copies on another machine.
 #[pyclass(frozen, name = "Carrier", module = "torchdata._native")]
 pub struct PyCarrier {
     carrier: Mutex<Carrier>,
     own: BellRef,
-    /// Whether somebody has rung for another reason than units and words.
+    /// Whether the bell was rung for another reason than units and words.
     rung: AtomicBool,
 }
 
@@ -38,8 +38,8 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer's end of `inbound` and the producer's of `outbound`, which the process `peer` has the other
-    /// ends of. Numbers of processes are those of their bells.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` has the other ends.
+    /// Processes are identified by the indices of their bells.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -52,8 +52,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until there are none, or they have `most` bytes: (words, frame). The words are None if they are as
-    /// before. The frame is a head and large buffers; empty without units.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
+    /// they have not changed. The frame consists of a head and large buffers, and is empty without units.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -75,29 +75,29 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Puts a frame. False if there was no room for all of it: to be called again with the same frame.
+    /// Puts a frame. Returns False if there was no room for all of it. The caller then retries with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: the buffer is contiguous, and held until the end of this call. Nobody writes to what a frame lies in.
+            // SAFETY: the buffer is contiguous, and held until the end of this call. The memory of a frame is never
+            // modified.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };
         py.detach(|| self.held().put(head, beside)).map_err(errors::corrupted)
     }
 
-    /// Shows words from the other side to those who wait for them here.
     fn put_words(&self, py: Python<'_>, words: Vec<u64>) -> PyResult<()> {
         let words = Words::try_from(words).map_err(|_| PyValueError::new_err("there are five words"))?;
         py.detach(|| self.held().put_words(words));
         Ok(())
     }
 
-    /// Waits until words have changed, or somebody has rung; if `units`, until there are some to take, too, and if
-    /// `lacks`, until the frame that was put last finds room. `seconds` at most.
+    /// Waits up to `seconds` until a word has changed or `ring` is called. If `units` is true, also until units are
+    /// pending. If `lacks` is true, also until there is room for the last frame.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
@@ -110,7 +110,7 @@ impl PyCarrier {
         wait_until(py, &self.own, None, ready, || (), |_| Ok(()))
     }
 
-    /// Ends a wait, or the next one.
+    /// Ends the current wait, or the next one.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

@@ -1,4 +1,4 @@
-//! The time that a reader waits for one item: its limit, what becomes of a wait that is longer, and the warning before.
+//! The time that a reader waits for one item: its limit, what happens when it is exceeded, and the warnings before.
 
 use std::time::{Duration, Instant};
 
@@ -6,39 +6,37 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-/// A warning that a wait is long.
 struct Stall {
     patience: Duration,
-    /// Length of the wait at which `on_stall` is called next.
     next: Duration,
-    /// Called with (peer, seconds); warns.
+    /// Called with (peer, seconds) to warn.
     on_stall: Py<PyAny>,
 }
 
-/// What is done about a wait that is too long, instead of an error.
+/// What happens instead of an error when a wait is too long.
 struct Hang {
-    /// Length of the wait at which `on_hang` is called next.
     next: Duration,
-    /// Called with (peer, seconds, seconds of patience); ends a process that hangs, and says whether it has ended one.
+    /// Called with (peer, seconds, seconds of patience). Kills a process that hangs, and returns whether it has killed
+    /// one.
     on_hang: Py<PyAny>,
 }
 
-/// How often in the time of the limit a wait is looked at, to see whether those waited for make progress.
+/// The number of checks per limit whether the awaited processes make progress.
 const LOOKS: u32 = 4;
-/// The limit doubles so often at most.
+/// The maximum number of times that the limit is doubled.
 const MOST_TRIES: u32 = 8;
 
-/// The clock of one wait, which may be several sleeps long.
+/// Measures one wait, which may consist of several sleeps.
 pub struct Clock {
-    /// The longest wait.
     limit: Option<Duration>,
-    /// The kind of peer, for the message of the limit.
+    /// The kind of peer, for the error message.
     name: String,
     /// When the wait for the next item began.
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// Processes that were ended because this item did not come. Each has twice as long as the one before it.
+    /// The number of processes killed because this item did not arrive. Each attempt has twice the time of the previous
+    /// one.
     tries: u32,
 }
 
@@ -47,13 +45,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Calls `on_hang` instead of raising when a wait is too long, and again and again before that.
+    /// Calls `on_hang` regularly during waits, instead of raising an error.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
-    /// Calls `on_stall` when a wait has lasted for `patience`, and each time that it has lasted twice as long.
+    /// Calls `on_stall` when a wait has lasted for `patience`, and each time that its duration has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
@@ -62,7 +60,7 @@ impl Clock {
         self.limit
     }
 
-    /// Begins a wait, unless one is under way, whose clock goes on.
+    /// Begins a wait, or continues the current one.
     pub fn start(&mut self) {
         if self.began.is_none() {
             self.began = Some(Instant::now());
@@ -70,20 +68,20 @@ impl Clock {
         }
     }
 
-    /// Ends the wait: the next one begins anew, for the same item perhaps, that another process is to make.
+    /// Ends the wait. The next wait may be for the same item, from a replacement process.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
     }
 
-    /// Notes that an item has come, or is not waited for any more.
+    /// Records that an item has arrived or is no longer needed.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;
         self.tries = 0;
     }
 
-    /// Warns, and looks for what hangs, at the full patience again.
+    /// Resets warnings and checks for hanging processes to the full patience.
     pub fn rearm(&mut self) {
         if let Some(stall) = &mut self.stall {
             stall.next = stall.patience;
@@ -93,7 +91,8 @@ impl Clock {
         }
     }
 
-    /// Warns and raises as the length of the wait for `peer` asks. A wait while all are `paused` is no stall.
+    /// Warns or returns an error, depending on the duration of the wait for `peer`. A wait while all peers are `paused`
+    /// is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -113,7 +112,7 @@ impl Clock {
         }
     }
 
-    /// Warns if a wait for `peer` is that long.
+    /// Warns if the wait for `peer` is long enough.
     pub fn tell_stall(&mut self, py: Python<'_>, peer: Option<usize>, waited: Duration) -> PyResult<()> {
         if let Some(stall) = self.stall.as_mut().filter(|stall| waited >= stall.next) {
             stall.next = stall.next.saturating_mul(2);
@@ -122,7 +121,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Has it looked whether somebody hangs, if a wait is that long.
+    /// Calls `on_hang` if the wait is long enough.
     fn tell_hang(
         &mut self,
         py: Python<'_>,
@@ -146,7 +145,7 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Gives the callbacks away, to be dropped.
+    /// Takes the callbacks, to be dropped by the caller.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

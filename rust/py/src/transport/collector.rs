@@ -1,7 +1,8 @@
-//! The receiving side: takes the items of all workers in turn, or a worker's share from the dispatching process.
+//! The receiving side: takes the items of all workers in turn, or the items that the dispatching process sends to a
+//! worker.
 //!
-//! Runs in the consumer's process, in the thread that asks for the next item: the main thread, or the thread of a pipe
-//! that reads ahead. This is the part that Python sees; `access.rs` says who may read, `reader.rs` how.
+//! It runs in the consumer process, in the thread that requests the next item: the main thread, or the thread of a pipe
+//! that reads ahead. This file contains the Python class. `access.rs` decides who may read, and `reader.rs` reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,21 +31,21 @@ use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
-/// The consumer's ends of links, read as one.
+/// Reads several links as one, from their consumer ends.
 ///
-/// One thread reads at a time; any thread may stop or pause it, or begin another epoch. The thread that reads is then
-/// told that its epoch is over, and takes nothing more.
+/// One thread reads at a time. Any thread can stop or pause it, or begin another epoch. The reading thread then stops,
+/// and takes nothing more of its epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The reader's books, found whole at any time.
+    /// The records of the reader, which are always consistent.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
 
 #[pymethods]
 impl Collector {
-    /// The content in the place of the first snapshot of a process that can make none begins so.
+    /// The prefix of a snapshot's content if the process could not take a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -91,8 +92,8 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, each by its number or by a descriptor that becomes readable when it ends: when one has ended
-    /// while this side waits, `on_exit(index)` is called and must raise.
+    /// Watches processes, each by its id or by a descriptor that becomes readable when it exits. If a process has
+    /// exited while this side waits, `on_exit(index)` is called and must raise.
     fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
@@ -114,28 +115,29 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces the processes `dead`, and whatever else has died. False if another thread reads, and will see to it.
+    /// Replaces the processes `dead`, and all others that have exited. Returns False if another thread is reading,
+    /// which then replaces them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(waited for, taken in, bytes)`, once an epoch, when items that were taken in before their turn
-    /// take more than `most` bytes of this process's own memory.
+    /// Calls `on_surplus(awaited peer, received peer, bytes)`, at most once per epoch, if items that were received
+    /// before their turn use more than `most` bytes of memory in this process.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
         Ok(())
     }
 
-    /// Calls `on_note(peer, note)` for each note that a peer sends; what it raises ends the read.
+    /// Calls `on_note(peer, note)` for each note from a peer. An exception from the callback ends the read.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.on_note = Some(on_note);
         Ok(())
     }
 
-    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
-    /// pages.
+    /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
+    /// `peers` are the pages of the other processes.
     ///
-    /// In main, a wait for the first item of an epoch is counted elsewhere (see `IteratorGuard`).
+    /// In the main process, the wait for the first item of an epoch is counted separately (see `IteratorGuard`).
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -150,29 +152,29 @@ impl Collector {
         Ok(())
     }
 
-    /// Counts waits for messages as times at which the process of that page is idle.
+    /// Counts waits for messages as idle time of the process with that page.
     fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Calls `on_stall(peer, seconds)` when no item has come for so many seconds, and again each time that twice as
-    /// many have.
+    /// Calls `on_stall(peer, seconds)` when a wait has lasted for this many seconds, and each time that its duration
+    /// has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
     }
 
-    /// Calls `on_hang(peer, seconds, patience)` again and again while an item is waited for, instead of raising when the
-    /// timeout has passed. `patience` is the timeout, and twice as long for each process that was ended at this item
-    /// before: who takes this long hangs. It is ended by the callback, which returns whether it has ended one, and is to
-    /// be replaced (see `watch_and_replace`).
+    /// Calls `on_hang(peer, seconds, patience)` regularly during a wait, instead of raising an error after the timeout.
+    /// `patience` is the timeout, doubled for each process that was killed at this item before. A process that takes
+    /// longer hangs. The callback kills it and returns whether it has killed one, which is then replaced (see
+    /// `watch_and_replace`).
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
     }
 
-    /// Raises `exception` from every wait once the `control` link orders another epoch or the end, and tells main,
-    /// behind the link `output` and the bell `main`, while this process waits.
+    /// Raises `exception` in every wait once the `control` link orders another epoch or a stop. While this process
+    /// waits, it also informs the main process through the link `output` and the bell `main`.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -206,16 +208,17 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Takes the number of items that the user was given from `delivery`; None: nobody knows it.
+    /// Takes the number of items that the user has received from `delivery`. None means that it is unknown.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
-    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None if that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
-    /// deliveries is too late for `delivered`.
+    /// Returns the positions of all peers after `delivered` items of the epoch, or now. The result is (by peer: the
+    /// delivered items and the latest snapshot before them; the peer with the turn; the matching snapshot of the
+    /// dispatching process), or None if the log is too short. Can be called at any time, also while another thread
+    /// waits. Do not pass a count of deliveries that Python maintains, because it is updated too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn places(
@@ -231,24 +234,23 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else: no longer than one
-    /// would wait for an item.
+    /// Waits until each peer has sent its first unit of the epoch, usually a snapshot. The timeout is that for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// In a worker: waits, but not longer than until a command comes, for the snapshot with which the dispatching
-    /// process begins the epoch, to be passed on.
+    /// In a worker: waits for the snapshot with which the dispatching process begins the epoch, in order to relay it. A
+    /// command ends the wait.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
 
-    /// Items delivered since the epoch began here.
+    /// The number of items delivered since the epoch began here.
     fn delivered(&self, py: Python<'_>) -> u64 {
         self.books.with(py, |books| books.total())
     }
 
-    /// Puts snapshots of an earlier run into the books: those that this run goes on from.
+    /// Keeps the snapshots from which this run resumes.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();
@@ -261,40 +263,39 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the part of a worker's share that was read: (pass, (items, checksum)).
+    /// Returns the part of the dispatched items that a worker has read: (pass, (items, checksum)).
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Tells the peers that no more of this epoch is wanted, whether or not it was read.
+    /// Ends this epoch, even if it was not read: the peers need not send more of it.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads,
-    /// too.
+    /// Pauses all peers. Items that were sent stay valid. Can be called at any time, also while another thread reads.
     fn pause(&self) {
         self.access.set_paused(true);
     }
 
-    /// Lets everybody run ahead again.
     fn resume(&self) {
         self.access.set_paused(false);
     }
 
-    /// Ends the epoch on this side: no item of it will be returned any more, and nobody makes one.
+    /// Ends the epoch on this side: no more items are returned, and the peers stop computing them.
     ///
-    /// May be called at any time, also by a signal handler or a thread while another reads.
+    /// Can be called at any time, also by a signal handler, or while another thread reads.
     fn stop(&self) {
         self.access.stop();
     }
 
-    /// Takes in what some peers have sent, and lets them make more, if another one waits for the dispatching process,
-    /// which may wait for these.
+    /// Receives items of some peers early, and allows them to compute more, if another peer waits for the dispatching
+    /// process, which may wait for them.
     ///
-    /// To be called while main waits for anything else than an item, again and again; then once with `done`.
+    /// While the main process waits for something other than an item, it calls this repeatedly, and finally with
+    /// `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the thread that reads does it
+        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does it
         if done {
             held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
@@ -313,31 +314,31 @@ impl Collector {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
 
-    /// Tells the sender that `count` messages were dealt with, and in which place (see `Link.obeyed_at`).
+    /// Acknowledges `count` messages to the sender, with the current position of this process (see `Link.obeyed_at`).
     #[pyo3(signature = (count, place = 0))]
     fn acknowledge(&self, count: u64, place: u64) -> PyResult<()> {
         self.access.hold()?.peers.links()[0].acknowledge(count, place);
         Ok(())
     }
 
-    /// An iterator over the items of the epoch in force. One that is left over from an earlier epoch takes nothing.
+    /// Returns an iterator over the items of the current epoch. In a later epoch, the iterator returns no items.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits for a message from `peer`, passing over what belongs to earlier epochs; `seconds` is the longest wait.
+    /// Waits up to `seconds` for a message from `peer`. Units of earlier epochs are skipped.
     ///
-    /// Items in between are lost: this is for a peer that sends none.
+    /// Items before the message are lost, so this is only for peers that send no items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.check_owner()?;
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
-    /// The results that have come from `peer`, in a row behind that of the number `last`, and the seconds that they took;
-    /// then the message that ends the row, or the error with which a result cannot be made, if that has come. Waits for
-    /// the first as `receive` does.
+    /// Returns the received results from `peer` after number `last`, their total time in seconds, and the message that
+    /// ends the sequence, or the error of a result that cannot be decoded, if received. Waits for the first result like
+    /// `receive`.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,
@@ -350,24 +351,25 @@ impl Collector {
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// Looks at nothing while a thread reads: its reference shows that this is no garbage. The lock is taken and let go
-    /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
+    /// Visits nothing while a thread reads, because the reference of that thread keeps this object alive. The lock is
+    /// only used with the GIL held, which the garbage collector also holds, so that all its passes see the same.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self) {
         let cleared = self.access.try_hold().map(|mut reader| reader.clear());
-        drop(cleared); // nobody holds the reader: a drop may run anything, which may come back here
+        drop(cleared); // the reader is not held here, because a drop may run arbitrary code that calls this object
     }
 }
 
-/// An iterator over the items that a `Collector` receives in one epoch; of a worker's share, in one pass.
+/// An iterator over the items that a `Collector` receives in one epoch, or in one pass for a worker that reads
+/// dispatched items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ItemStream {
     collector: Py<Collector>,
     epoch: u32,
-    /// The pass; 0 before the first item was asked for.
+    /// The pass, or 0 before the first item was requested.
     pass: AtomicU64,
 }
 
@@ -381,7 +383,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list. If a signal handler raises, it lies there, or was not taken.
+    /// Appends the next item to a list. If a signal handler raises, the item is either in the list or was not taken.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

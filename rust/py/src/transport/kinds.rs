@@ -1,32 +1,31 @@
-//! Kinds of units; the same numbers on both sides.
+//! The kinds of units.
 
-/// An item of the pipe.
 pub const ITEM: u16 = 0;
-/// The pipe has ended for this epoch.
+/// The end of the pipe in this epoch.
 pub const END: u16 = 1;
-/// The pipe failed; carries what describes the exception.
+/// A failure of the pipe, with a description of the exception.
 pub const ERROR: u16 = 2;
 /// A message of the control protocol: a command.
 pub const MESSAGE: u16 = 3;
-/// Set if the inline payload was too long and travels as the last buffer.
+/// Set if the inline payload was too long and is sent as the last buffer.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-/// A snapshot of the graph that yields the items, as of those before it.
+/// A snapshot of the graph after the preceding items.
 pub const STATE: u16 = 4;
-/// A snapshot of the dispatching process, passed on by a worker.
+/// A snapshot of the dispatching process, relayed by a worker.
 pub const RELAYED: u16 = 5;
-/// The result of a function that was called with an item; its number is behind it (see `result_tail`).
+/// The result of a function call, followed by its number (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// A note from the program in a worker to the main process, which reads it in the worker's turn.
+/// A note from a worker to the main process, delivered in the turn of the worker.
 pub const NOTE: u16 = 7;
-/// The part of a kind that says what a unit is; the rest says how it is laid out.
+/// The bits that contain the kind. The other bits describe the format.
 pub const WHAT: u16 = 0xff;
 
-/// The bytes behind the object of a result: its number, and the seconds that it and those before it took.
+/// The bytes after the object of a result: its number, and the seconds since the first item of its batch was started.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }
 
-/// The object of a result as bytes, the number, and the seconds.
+/// Splits a result into the bytes of its object, its number, and the seconds.
 pub fn split_result(payload: &[u8]) -> Option<(&[u8], u64, f64)> {
     let (object, tail) = payload.split_last_chunk::<16>()?;
     let tail = u128::from_le_bytes(*tail);

@@ -1,4 +1,4 @@
-//! Links and bells as Python objects.
+//! Python classes for links and bells.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -13,62 +13,58 @@ use super::stats::PyStatsBoard;
 use crate::descriptors::take_fd;
 use crate::errors;
 
-/// Finds the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     let bells = &board.get().0;
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
-/// The shared memory of one link: its ends are taken by a `Sender` and a `Collector`.
+/// The shared memory of one link. A `Sender` and a `Collector` take its ends.
 #[pyclass(frozen, name = "Link", module = "torchdata._native")]
 pub struct PyLink(pub Link);
 
 #[pymethods]
 impl PyLink {
-    /// Makes a link whose arena may grow to `memory_budget` bytes.
+    /// Creates a link with an arena of up to `memory_budget` bytes.
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
-        // Smaller rings would not hold the block table of an item with as many buffers as the codec makes.
+        // A smaller ring cannot hold the block table of an item with the maximum number of buffers.
         let ring_capacity = ring_capacity.max(64 << 10);
         let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps the link behind a descriptor, which is closed.
+    /// Maps a link from a descriptor, which is closed.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the link, to be passed to another process; -1 once it was closed.
+    /// The descriptor of the link, for passing to another process, or -1 after it was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
 
-    /// Closes the descriptor once all who should map the link have it.
     fn close_descriptor(&self) {
         self.0.region().close();
     }
 
-    /// Whether some process has taken the consumer's end.
     fn has_consumer(&self) -> bool {
         self.0.has_consumer()
     }
 
-    /// The place of the process that reads when it acknowledged its last message (see `Collector.acknowledge`); None if
-    /// it has not acknowledged `count` of them.
+    /// Returns the reader's position at its last acknowledgement (see `Collector.acknowledge`), or None if it has
+    /// acknowledged fewer than `count` messages.
     fn obeyed_at(&self, count: u64) -> PyResult<Option<u64>> {
         self.0.probe().obeyed_at(count).map_err(errors::corrupted)
     }
 
-    /// (items, bytes) that were sent over the link so far.
     fn sent(&self) -> (u64, u64) {
         self.0.sent()
     }
 }
 
-/// The doorbells of all processes of one loader.
+/// The doorbells of all processes of a loader.
 #[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
 pub struct PyBellBoard(pub Arc<BellBoard>);
 
@@ -79,24 +75,24 @@ impl PyBellBoard {
         BellBoard::create(count).map(Self).map_err(errors::open)
     }
 
-    /// Maps the bells behind a descriptor, which is closed.
+    /// Maps bells from a descriptor, which is closed.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the bells, to be passed to another process; -1 once it was closed.
+    /// The descriptor of the bells, for passing to another process, or -1 after it was closed.
     fn fileno(&self) -> i32 {
         if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
 
-    /// Closes the descriptor once all who should map the bells have it.
     fn close_descriptor(&self) {
         self.0.region().close();
     }
 }
 
-/// In a forked child, before it starts threads: drops all shared memory of its parent but what is given or in use.
+/// Call in a forked child before it starts threads. Drops all shared memory of the parent, except the arguments and
+/// memory in use.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

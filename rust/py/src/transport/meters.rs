@@ -1,20 +1,18 @@
-//! The places where a reader's waits are counted.
+//! The counters for the waits of a reader.
 
 use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 
 use super::stats::PyStatsBoard;
 
-/// The counters of one reader; empty if nobody counts.
+/// The counters of one reader. Empty without statistics.
 #[derive(Default)]
 pub struct Meters {
     /// By link: waits for its items.
     waits: Vec<WaitRef>,
-    /// Waits for messages.
     idle: Option<WaitRef>,
-    /// Main's page.
     page: Option<PageRef>,
-    /// Whether no item of this epoch has come yet; of main alone.
+    /// Whether no item of this epoch has arrived yet. Only for the main process.
     first: bool,
 }
 
@@ -34,18 +32,16 @@ impl Meters {
         Ok(flows)
     }
 
-    /// Counts waits for messages as times at which the process of that page is idle.
     pub fn count_idle(&mut self, board: &PyStatsBoard, page: usize) -> PyResult<()> {
         self.idle = Some(board.page(page)?.idle());
         Ok(())
     }
 
-    /// Notes that a stream begins.
     pub fn begin(&mut self) {
         self.first = self.page.is_some();
     }
 
-    /// Notes that a unit of it has come.
+    /// Records that a unit of the stream has arrived.
     #[inline]
     pub fn came(&mut self) {
         self.first = false;
@@ -63,7 +59,7 @@ impl Meters {
         None
     }
 
-    /// Returns the counter of waits for messages.
+    /// Returns the counter for waits for messages.
     pub fn idle(&self) -> Option<&WaitRef> {
         self.idle.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Items between processes: who sends, who receives, and the memory between them.
+//! Sending and receiving items between processes.
 
 mod access;
 pub mod carrier;

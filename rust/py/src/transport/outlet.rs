@@ -1,8 +1,7 @@
-//! The things that the sending thread of a child has in hand: the links, the unit that is on its way out, and what it
-//! waits for.
+//! The state of the thread that sends in a child: the links, the unit in progress, and what it waits for.
 //!
-//! Owned by a [`Sender`](super::sender::Sender), which hands it to one thread at a time. A unit that was begun is kept
-//! if a command interrupts it, and goes out when the pump is called again: no command costs an item.
+//! A [`Sender`](super::sender::Sender) owns it and gives it to one thread at a time. If a command interrupts a unit,
+//! the unit is kept and sent in the next call of the pump, so that no command loses an item.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,19 +27,19 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Whether a command waits, other than one that is `held` (see `Outlet::held`).
+/// Returns whether a command is pending that must not wait. While an epoch is `held`, only a newer order counts (see
+/// `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
     let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
 }
 
-/// The parts of a thread that sends.
+/// The state of a thread that sends.
 pub(super) struct Outlet {
-    /// The process that sends.
     pub owner: OwningProcess,
     /// One, of a worker, for all its shards; or by worker, of the dispatching process.
     pub producers: Vec<Producer>,
-    /// Theirs, in the same order: looked after while a producer waits.
+    /// The arenas of the producers, for calling `tidy` while a producer waits.
     arenas: Vec<Arc<Arena>>,
     /// The turn of the shards, or of the workers that items are dealt to.
     pub dealing: Dealing,
@@ -48,49 +47,47 @@ pub(super) struct Outlet {
     pub has_shards: bool,
     /// Whether a shard may still make items again.
     pub owes: bool,
-    /// The shard whose iterator has ended, and whose end is to be sent.
+    /// The shard with an iterator that has ended. Its end must be sent.
     pub closing: Option<usize>,
-    /// The shard whose iterator was asked last; beyond all if the next one is to be entered.
+    /// The shard that was read last. Out of range if the next one must be entered.
     pub entered: usize,
     pub own: BellRef,
-    /// The control link: what waits there interrupts the pump.
+    /// The control link. Pending commands interrupt the pump.
     pub control: Option<Probe>,
     pub encoder: Encoder,
     /// Whether another message follows at once, so that the peer need not be woken for this one.
     pub more_comes: bool,
-    /// A unit that was begun and is not out yet.
+    /// A unit that was started and is not sent yet.
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were made, and only ends are to be sent.
+    /// Whether all items of the pass were computed, so that only ends must be sent.
     pub ending: bool,
-    /// When sending gives up with a TimeoutError; None: never.
+    /// When sending fails with a TimeoutError, or None.
     pub deadline: Option<Instant>,
-    /// The function that makes snapshots of the graph, and its times.
+    /// The function that takes snapshots of the graph, and its schedule.
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// The function that returns the next note for the main process, or None.
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: where those of the dispatching process wait to be passed on.
+    /// In a worker: snapshots of the dispatching process to relay.
     pub relay: Option<Arc<Relay>>,
     /// By shard or reader: the checksum behind the items that are made again; None if that is not compared.
     pub expected: Vec<Option<u64>>,
-    /// The link that gets the next snapshot.
     pub next_link: usize,
-    /// By reader: where waits for room and for leave are counted. Empty if nothing counts them.
+    /// By reader: counters for waits for space and grants. Empty without statistics.
     pub meters: Vec<WaitRef>,
-    /// Where waits for another pass are counted.
+    /// The counter for waits for another pass.
     pub idle: Option<WaitRef>,
-    /// Where snapshots are counted that went out.
     pub page: Option<PageRef>,
 }
 
-/// A unit on its way out. It waits for room, and may have to let a command go first.
+/// A unit in progress. It waits for space, and commands may come first.
 pub(super) struct Departing {
     /// The shard that it is of, or the reader that it is for.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// Buffers of the encoder, and the payload behind them if it is long, that have found their place.
+    /// The buffers of the encoder that are stored, followed by the payload if it is long.
     pub parts: Vec<Part>,
-    /// Bytes of the next one that were sent in fragments.
+    /// Bytes of the next buffer that were sent in fragments.
     pub streamed: usize,
 }
 
@@ -104,7 +101,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
     &mut producers[0]
 }
 
-/// Gives shared memory back that has not been used for a while; whether some may go back later.
+/// Returns unused shared memory to the system. Returns whether there may be more to return later.
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
@@ -113,16 +110,14 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     Ok(untidy)
 }
 
-/// The outcome of an attempt to send.
+/// The result of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// It is out, or its reader wants it no more.
+    /// The unit was sent, or its reader does not want it.
     Done,
-    /// A command waits.
     Interrupted,
 }
 
-/// The kind of the item that was encoded.
 #[inline]
 pub(super) fn item_kind(encoder: &Encoder) -> u16 {
     kind::ITEM | if encoder.opaque { OPAQUE } else { 0 }
@@ -168,7 +163,6 @@ impl Outlet {
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
-    /// Begins the next pass.
     pub fn begin_next(&mut self) {
         self.begin(self.producers[0].stream().next_pass());
         self.dealing.begin();
@@ -180,20 +174,22 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// The shard of a worker that still makes items again. All shards do that first: main has these items, and waits for
-    /// those behind them.
+    /// Returns a shard of a worker that still recomputes items. All shards recompute such items first, because the main
+    /// process already has them and waits for later ones.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// The epoch of which a worker still makes items again. Calls wait meanwhile: to main those items were made before.
+    /// Returns the epoch in which a worker still recomputes items. Calls are postponed meanwhile, because the main
+    /// process received these items before the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
 
-    /// Returns the fate of the next item, once that is clear; None if a command waits.
+    /// Waits until the reader of the next item is known and returns what to do with the item, or returns None if a
+    /// command is pending.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -222,7 +218,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // A damaged word ends the wait, and is reported then.
+            // A damaged word ends the wait, and is reported afterwards.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
@@ -253,14 +249,14 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard, whose iterator has ended: its last note, and then its end, are sent by `settle`.
+    /// Ends a shard after the end of its iterator. `settle` sends its last note, and then its end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
         self.depart_note(py, shard)
     }
 
-    /// Sends what was begun, and the end of a shard behind it.
+    /// Sends the unit in progress, and the end of a shard if one must be sent.
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.go_on(py)? == Sent::Interrupted {
@@ -271,8 +267,7 @@ impl Outlet {
         self.go_on(py)
     }
 
-    /// Encodes an item, and sends it at once if it is small and there is room: the usual item is spared what
-    /// follows.
+    /// Encodes an item. A small item is sent at once if there is space, which is the fast path.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, has_shards, .. } = self;
@@ -288,25 +283,25 @@ impl Outlet {
             encoder.clear();
             return Ok(());
         }
-        producer.give_up(); // fragments of what an exception kept from being sent
+        producer.give_up(); // fragments of an item that was abandoned after an exception
         let encoder = std::mem::take(encoder);
         let kind = item_kind(&encoder);
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
     }
 
-    /// Encodes an object, to be sent by `go_on` with more bytes behind it.
+    /// Encodes an object followed by the bytes `behind`, to be sent by `go_on`.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
         encoder.payload.extend_from_slice(behind);
-        self.owner.check()?; // what was pickled is the user's, too
-        self.producer(target).give_up(); // fragments of a message that an exception kept from being sent
+        self.owner.check()?; // pickling runs code of the user
+        self.producer(target).give_up(); // fragments of a message that was abandoned after an exception
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())
     }
 
-    /// Encodes the note of a shard that waits for the main process, if there is one, to be sent by `go_on`.
+    /// Encodes the pending note of a shard, if there is one, to be sent by `go_on`.
     pub fn depart_note(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         let Some(noter) = &self.noter else { return Ok(()) };
         let note = noter.call1(py, (shard,))?;
@@ -318,7 +313,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends what was begun. An exception (of a signal handler, of `tick`, for want of time) gives it up.
+    /// Sends the unit in progress. An exception (from a signal handler, from `tick`, or a timeout) abandons it.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -365,7 +360,7 @@ impl Outlet {
         })
     }
 
-    /// Brings a buffer into the arena, or if it will not fit, sends it ahead in fragments, from byte `streamed` on.
+    /// Copies a buffer into the arena. If it does not fit, sends it in fragments, starting with byte `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -384,7 +379,7 @@ impl Outlet {
         let longest = self.producer(target).fragment_len();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
-            // SAFETY: `from` is valid for `len` bytes, kept alive by the source's owner.
+            // SAFETY: `from` is valid for `len` bytes, which the owner of the source keeps alive.
             let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
             let before = *streamed;
             let sent = self.push_with(py, target, 0, piece, tick, |producer| {
@@ -402,7 +397,8 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into a block, waiting for one if some are on their way back; None if there will be none.
+    /// Copies a buffer into a block. Waits for memory if blocks are in flight. Returns None if no memory will become
+    /// free.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -413,14 +409,14 @@ impl Outlet {
         loop {
             let producer = self.producer(target);
             if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
-                // SAFETY: the block is ours and has room for so many bytes.
+                // SAFETY: this function owns the block, which has room for the source.
                 unsafe { source.copy(py, block.as_mut_ptr()) };
                 return Ok(Some(Placed::At(Part::Block(Arc::new(block)))));
             }
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // An error ends the wait; the next call into the producer reports it.
+            // An error ends the wait. The next call of the producer reports it.
             let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
@@ -428,7 +424,7 @@ impl Outlet {
         }
     }
 
-    /// Pushes once there is room for a unit of that size. Done, too, if the reader wants it no more.
+    /// Pushes a unit of this size once there is space. Also succeeds if the reader does not want it any more.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -449,7 +445,7 @@ impl Outlet {
         }
     }
 
-    /// Waits for room; returns whether something else ended the wait.
+    /// Waits for space. Returns the result if something else ended the wait.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
@@ -480,20 +476,18 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // A unit that was begun for a reader that wants no more goes nowhere.
+        // A unit in progress for a reader that wants no more items is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
-            producer.skip(); // should it be an end, nobody counts it any more
+            producer.skip(); // if the unit is an end, the count is no longer used
             Sent::Done
         }))
     }
 }
 
-/// Where a buffer went.
 enum Placed {
-    /// There.
     At(Part),
-    /// Nowhere: a command waits, or the reader wants it no more.
+    /// The buffer is not stored: a command is pending, or the reader does not want it.
     Nowhere(Sent),
 }

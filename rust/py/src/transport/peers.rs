@@ -19,16 +19,16 @@ use super::kinds as kind;
 use super::snapshots;
 use crate::errors;
 
-/// A unit that was taken out of its ring.
+/// A unit that was taken from its ring.
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether it was counted: its sender may have made another one for it.
+    /// Whether it was counted, so that its sender may have computed another item.
     pub counted: bool,
 }
 
 impl Taken {
-    /// Bytes of this process's own memory, and of a sender's, that the unit takes up.
+    /// Bytes of memory of this process and of the sender that the unit uses.
     fn weight(&self) -> u64 {
         self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
     }
@@ -44,7 +44,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether what is leased leaves room for more leases; else buffers are copied out of the sender's memory.
+/// Returns whether more memory may be leased. Otherwise buffers are copied from the memory of the sender.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -57,32 +57,31 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-/// The memory in units that were taken in before their turn.
+/// The memory of units that were taken before their turn.
 struct Surplus {
     bytes: u64,
-    /// The most bytes of which nothing is said.
+    /// The number of bytes above which a warning is given.
     most: u64,
-    /// Whether it was said in this epoch.
+    /// Whether a warning was given in this epoch.
     said: bool,
-    /// Called with (peer that is waited for, peer taken in, bytes) when it is more; warns.
+    /// Called with (awaited peer, received peer, bytes) to warn.
     on_surplus: Option<Py<PyAny>>,
 }
 
-/// All senders, and the unit in hand.
 pub struct Peers {
     /// By link.
     links: Vec<Consumer>,
     /// By peer: units that were taken out of the ring before their turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
-    /// Items that each may be ahead.
+    /// The number of items that each may be ahead.
     window: u64,
-    /// Whether they were told to halt.
     paused: bool,
     /// The only link whose items wake this process; None: those of all do.
     awaited: Option<usize>,
-    /// Whether one has starved in this epoch, whom items of others may help on. From then on those of all wake.
+    /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
+    /// peers wake this process.
     has_starved: bool,
-    /// The unit taken last, or a place for the next.
+    /// The last unit taken. Reused for the next one.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -140,13 +139,11 @@ impl Peers {
         !self.taken_in[peer].is_empty() || self.has_arrived(peer)
     }
 
-    /// Returns whether something waits in the ring.
     #[inline]
     pub fn has_arrived(&mut self, peer: usize) -> bool {
         has_arrived(self.consumer(peer))
     }
 
-    /// Returns whether a unit was taken out of the ring and not delivered.
     pub fn has_taken_in(&self, peer: usize) -> bool {
         !self.taken_in[peer].is_empty()
     }
@@ -163,7 +160,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream, which has begun already, with a window of 0, if it was `looked_into`.
+    /// Begins a stream. If it was `looked_into`, it has already begun with a window of 0.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -173,7 +170,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
     }
 
-    /// Tells the peers to halt or to go on, unless they were told.
+    /// Pauses or resumes the peers, unless this was already done.
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
@@ -185,7 +182,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Returns the next step: to deliver from a peer, or else to take in from one, or to wait.
+    /// Returns the next step: deliver from a peer, receive from one early, or wait.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -202,7 +199,7 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // and another look, as something may have come before this was said
+            self.await_all(); // then check again, because a unit may have arrived before this was set
         }
     }
 
@@ -227,7 +224,7 @@ impl Peers {
         }
     }
 
-    /// Returns the peer to deliver from, or the end; takes nobody in.
+    /// Returns the peer to deliver from, or the end. Receives nothing early.
     #[inline]
     pub fn next_to_deliver(&mut self, collecting: &mut Collecting) -> Next {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
@@ -266,20 +263,18 @@ impl Peers {
         snapshots
     }
 
-    /// Puts the current unit back.
     pub fn put_back(&mut self, peer: usize) {
         let taken = std::mem::take(&mut self.current);
         self.surplus.bytes += taken.weight();
         self.taken_in[peer].push_front(taken);
     }
 
-    /// Returns whether the current unit's buffers may stay in the memory of their sender.
     #[inline]
     pub fn may_lease(&self, peer: usize) -> bool {
         may_lease(&self.links[self.link_of(peer)])
     }
 
-    /// Notes that the current unit was delivered, by copies of its leases unless those were handed on (`leased`).
+    /// Records that the current unit was delivered. If `leased` is false, its leases were copied.
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
@@ -289,10 +284,10 @@ impl Peers {
         if !self.current.counted {
             self.links[link].item_taken();
         }
-        self.current.unit.buffers.clear(); // the item alone keeps what it leases
+        self.current.unit.buffers.clear(); // only the item holds its leases
     }
 
-    /// Returns the peer to take in from, because another one starves.
+    /// Returns the peer from which to receive early, because another peer starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
         collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
     }
@@ -307,7 +302,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The sender's memory is for what is in flight: this may stay for long.
+            // The memory of the sender is for units in flight, but this unit may stay for long.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -340,14 +335,15 @@ impl Peers {
         Ok(())
     }
 
-    /// Says of how many bytes on, and to whom, it is told that more were taken in than should be.
+    /// Sets the callback for a warning, and the number of bytes above which it is called.
     pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// Takes in from some peers, and lets them make more, while another one starves.
+    /// Receives items of some peers early, and allows them to compute more, while another peer starves.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // The turn's own items do not end this: main waits for an answer, which comes behind the next item.
+        // Items of the peer that has the turn do not end this, because the main process waits for an answer that
+        // follows the next item.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
             self.take_in(py, peer, collecting.turn())?;
@@ -362,7 +358,7 @@ impl Peers {
     /// Takes in all that the dead process behind a link had committed.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
-            // The memory is nobody else's any more: leases into it may stay.
+            // The process of this memory has exited, so leases can stay.
             let mut unit = Unit::default();
             if !self.links[link].take(&mut unit).map_err(errors::take)? {
                 return Ok(());
@@ -372,14 +368,14 @@ impl Peers {
         }
     }
 
-    /// Adds the items that were taken in, and not delivered, to those that were delivered.
+    /// Adds the items that were received but not delivered to those that were delivered.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));
         delivered
     }
 
-    /// Returns whether the last unit of a peer's stream was taken in.
+    /// Returns whether the last unit of a peer's stream was received.
     pub fn has_last(&self, peer: usize) -> bool {
         self.taken_in[peer].iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
     }
@@ -388,7 +384,7 @@ impl Peers {
         visit.call(&self.surplus.on_surplus)
     }
 
-    /// Gives the callback away, to be dropped.
+    /// Takes the callback, to be dropped by the caller.
     pub fn clear(&mut self) -> Option<Py<PyAny>> {
         self.surplus.on_surplus.take()
     }

@@ -1,4 +1,4 @@
-//! How far a reader has come with each peer, and the snapshots that fit to that.
+//! The items received from each peer, and the matching snapshots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,11 +11,10 @@ use super::kinds as kind;
 use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::GilCell;
 
-/// The books of one reader.
 pub struct Progress {
-    /// Found whole at any time, also by others than the thread that reads.
+    /// Always consistent, also for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: where snapshots of the dispatching process wait to be passed on.
+    /// In a worker: snapshots of the dispatching process to relay.
     pub relay: Arc<Relay>,
     pub given: Given,
     /// By peer: where the next stream begins.
@@ -32,19 +31,19 @@ impl Progress {
         }
     }
 
-    /// Begins a stream at `starts`, which are used up.
+    /// Begins a stream at `starts`, which is cleared.
     pub fn begin(&mut self, py: Python<'_>) {
         let starts = std::mem::take(&mut self.starts);
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in the books, before it is begun with the peers: others may ask at once.
+    /// Begins a stream in the records before it begins with the peers, because other threads may ask for positions at
+    /// once.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
     }
 
-    /// Books an item that is delivered.
     #[inline]
     pub fn deliver(&self, py: Python<'_>, peer: usize, digest: u64) {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
@@ -54,18 +53,16 @@ impl Progress {
         self.books.with(py, |books| books.end(peer));
     }
 
-    /// Returns how much of a peer was delivered.
     pub fn delivered(&self, py: Python<'_>, peer: usize) -> Account {
         self.books.with(py, |books| books.taken(peer))
     }
 
-    /// Returns whether a peer's first snapshot is there; `dealt`: also that of the dispatching process, which peer 0
-    /// passes on.
+    /// Returns whether the first snapshot of a peer was received. With `dealt`, also that of the dispatching process,
+    /// which peer 0 relays.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
 
-    /// Keeps a snapshot in the books.
     pub fn keep(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         let opened = Opened::read(unit)?;
         let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;
@@ -76,29 +73,29 @@ impl Progress {
             let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
             (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
-        drop(superfluous); // outside: dropping an object may run anything
+        drop(superfluous); // outside of the lock, because dropping an object may run arbitrary code
         Ok(())
     }
 
-    /// In a worker: keeps a snapshot of the dispatching process, to be passed on.
+    /// In a worker: keeps a snapshot of the dispatching process for relaying.
     pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
         self.relay.put(Relayed::of(unit)?);
         Ok(())
     }
 }
 
-/// The number of delivered items that the user was given.
+/// The number of delivered items that the user has received.
 pub enum Given {
     /// All of them.
     All,
-    /// So many.
+    /// This many.
     Counted(Arc<AtomicU64>),
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
 impl Given {
-    /// Returns how many of `total` the user was not given yet.
+    /// Returns how many of `total` items the user has not received yet.
     #[inline]
     fn lag(&self, total: u64) -> Option<u64> {
         match self {

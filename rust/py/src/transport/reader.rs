@@ -1,7 +1,7 @@
-//! The reading of items: the peer of the next item, the work while it is not there, and the decoding of units.
+//! Reads items: chooses the peer of the next item, works while it is missing, and decodes units.
 //!
-//! Owned by a [`Collector`](super::collector::Collector), which hands it to one thread at a time. The decisions are
-//! those of `torchdata_core::protocol::Collecting`; here they are carried out.
+//! A [`Collector`](super::collector::Collector) owns it and gives it to one thread at a time.
+//! `torchdata_core::protocol::Collecting` makes the decisions, which are executed here.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -25,17 +25,14 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// Orders to the thread that reads, which looks at them in each wait.
+/// Orders for the reading thread, which checks them in each wait.
 pub struct Signs {
-    /// The epoch in force. A thread that reads for another one is late.
+    /// The current epoch. A thread that reads another epoch must stop.
     pub epoch: AtomicU64,
-    /// No item of the epoch is to be returned any more.
+    /// Whether no more items of the epoch may be returned.
     pub stopped: AtomicBool,
-    /// No peer is to run ahead.
     pub paused: AtomicBool,
-    /// The pass that is read.
     pub pass: AtomicU64,
-    /// The bell of this process.
     pub own: BellRef,
 }
 
@@ -50,14 +47,12 @@ impl Signs {
         }
     }
 
-    /// Returns whether a thread that reads for `epoch` is to leave.
     #[inline]
     pub fn is_over(&self, epoch: u32) -> bool {
         self.stopped.load(Relaxed) || self.epoch.load(Relaxed) != u64::from(epoch)
     }
 }
 
-/// The parts of a thread that reads.
 pub struct Reader {
     pub peers: Peers,
     pub collecting: Collecting,
@@ -65,15 +60,15 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// In a worker: main's way to end a wait.
+    /// In a worker: commands that end a wait.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// The stream that was begun for the sake of its first snapshot, and of which no item was asked for yet.
+    /// The stream that was begun only to receive its first snapshot. No item of it was requested yet.
     looked_into: Option<Stream>,
     own: BellRef,
     /// Called with (peer, description) of a failure; raises.
     on_error: Py<PyAny>,
-    /// Called with (peer, note), if notes are wanted.
+    /// Called with (peer, note), if notes are requested.
     pub on_note: Option<Py<PyAny>>,
 }
 
@@ -95,14 +90,12 @@ impl Reader {
         }
     }
 
-    /// Begins an epoch, whose first stream is begun by `begin`.
     pub fn begin_epoch(&mut self, window: u64) {
         self.clock.came();
         self.looked_into = None;
         self.peers.begin_epoch(window);
     }
 
-    /// Begins a stream.
     pub fn begin(&mut self, py: Python<'_>, signs: &Signs, stream: Stream) {
         let looked_into = self.looked_into.take() == Some(stream);
         self.stream = stream;
@@ -113,13 +106,11 @@ impl Reader {
         self.peers.begin(stream, looked_into);
     }
 
-    /// Tells the peers to halt or to go on, if others have asked for that.
     #[inline]
     pub fn apply_pause(&mut self, signs: &Signs) {
         self.peers.set_paused(signs.paused.load(Relaxed));
     }
 
-    /// Returns the next item of an epoch; None at its end.
     pub fn next<'py>(&mut self, py: Python<'py>, signs: &Signs, epoch: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
         while !signs.is_over(epoch) {
             match self.peers.next_to_deliver(&mut self.collecting) {
@@ -134,7 +125,7 @@ impl Reader {
                         if !self.handle(py, peer)? {
                             return Ok(None);
                         }
-                    } // else leftovers of an older epoch, or fragments
+                    } // otherwise leftovers of an earlier epoch, or fragments
                 }
                 Next::Over => return Ok(None),
                 Next::Fail if self.watch.replaces() => self.replace_dead(py, Vec::new())?,
@@ -143,14 +134,14 @@ impl Reader {
             }
         }
         if signs.epoch.load(Relaxed) == u64::from(epoch) {
-            return Ok(None); // somebody has shut the loader down
+            return Ok(None); // the loader was shut down
         }
         Err(PyRuntimeError::new_err(
-            "the epoch was given up while an item of it was waited for: the loader was to begin another one",
+            "the epoch was abandoned while this thread waited for an item, because the loader began another epoch",
         ))
     }
 
-    /// Handles the current unit, which is no item. Returns whether items may follow.
+    /// Handles the current unit if it is not an item. Returns whether items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
@@ -160,10 +151,11 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // It stays: a caller that asks again, after a signal handler has raised perhaps, gets it again.
+                // The unit is kept, so that a later call returns the error again, for example after a signal handler
+                // has raised.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
-                return Ok(false); // it was to raise
+                return Ok(false); // `on_error` should have raised
             }
             kind::NOTE => {
                 let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
@@ -172,13 +164,13 @@ impl Reader {
                 }
             }
             unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
-            _ => {} // an answer that nobody waits for any more
+            _ => {} // an answer that is no longer needed
         }
         Ok(true)
     }
 
-    /// Makes an item of the current unit; one that cannot be made now (a signal handler has raised) is kept for the
-    /// next time.
+    /// Decodes the item of the current unit. If that fails, for example because a signal handler raises, the unit is
+    /// kept for the next call.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -196,14 +188,14 @@ impl Reader {
         Ok(item)
     }
 
-    /// Keeps the snapshot that the current unit is.
+    /// Keeps the snapshot in the current unit.
     fn keep(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         self.keep_unit(py, peer, &self.peers.current.unit)?;
         self.peers.current.unit.buffers.clear();
         Ok(())
     }
 
-    /// Keeps a snapshot: in the books, or in a worker, to be passed on.
+    /// Keeps a snapshot: in the records, or in a worker, for relaying.
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
     }
@@ -213,7 +205,8 @@ impl Reader {
         self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
     }
 
-    /// Takes the next unit of a peer: a snapshot is kept, another unit stays to be read. Returns whether there was one.
+    /// Takes the next unit of a peer. A snapshot is kept, and any other unit stays for reading. Returns whether there
+    /// was a unit.
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
         if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
@@ -224,8 +217,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// In a worker: waits until the snapshot with which the dispatching process begins a stream has come, to be passed
-    /// on. The stream itself is not asked for yet. Another unit that comes first stays to be read.
+    /// In a worker: waits for the snapshot with which the dispatching process begins a stream, in order to relay it.
+    /// The items of the stream are not requested yet. If another unit arrives first, it stays for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links_mut()[0].begin(stream, 0);
@@ -244,15 +237,16 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits until each peer's first unit of the epoch has come, and keeps those that are snapshots; `dealt`: also for
-    /// that of the dispatching process, which the first peer passes on. A peer sends it before its first item, so the
-    /// wait is no longer than one for that. It ends as one for an item ends, and the next read says why.
+    /// Waits for the first unit of each peer in this epoch, and keeps those that are snapshots. With `dealt`, also
+    /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
+    /// its first item, so the wait is not longer than that for an item. It ends in the same ways, and the next read
+    /// reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // A peer that has taken another's place may be the only one that is waited for.
+            // For example, only a replacement process may have to send a snapshot.
             self.keep_taken_in(py, peer)?; // what came while another one was waited for
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
@@ -263,8 +257,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of a peer. Returns false if there is something else to do: the epoch, the time or a
-    /// process ends.
+    /// Waits for the first unit of a peer. Returns false if there is something else to do: the epoch ends, the timeout
+    /// expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -296,21 +290,21 @@ impl Reader {
         if died { Ok(false) } else { waited.map(|()| true) }
     }
 
-    /// Waits until there is something to deliver, or does what is to be done instead.
+    /// Waits until an item can be delivered, or does other necessary work.
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
         let turn = self.collecting.turn();
         let awoken = self.sleep(py, signs, epoch, turn);
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // The items that the dead had published go first, as far as the turns go.
+                // Items that the exited process had published are delivered first, as far as the order allows.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
             }
             Err(error) => {
                 if error.is_instance_of::<PyTimeoutError>(py) {
-                    self.clock.stop(); // a caller that asks again waits as long again
+                    self.clock.stop(); // a caller that retries waits for the full timeout
                 }
                 return Err(error);
             }
@@ -325,7 +319,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Sleeps until there is something to do, and returns that; None if a process has died.
+    /// Sleeps until there is something to do, and returns it, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -352,7 +346,7 @@ impl Reader {
         let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
         let mut died = false;
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
-            starve(); // once more, should it have been written over
+            starve(); // repeated, in case the word was overwritten
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
@@ -360,7 +354,7 @@ impl Reader {
         if died { Ok(None) } else { awoken.map(|()| Some(next)) }
     }
 
-    /// Waits for a unit of a peer, until `limit` has passed since `started` at most; returns whether one came.
+    /// Waits for a unit of a peer until `limit` has passed since `started`. Returns whether one has arrived.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -383,7 +377,7 @@ impl Reader {
         }
     }
 
-    /// Waits for a message from a peer, `limit` at most, passing over all other units.
+    /// Waits up to `limit` for a message from a peer. Other units are skipped.
     pub fn receive<'py>(
         &mut self,
         py: Python<'py>,
@@ -399,9 +393,9 @@ impl Reader {
         Ok(None)
     }
 
-    /// The results that have come from a peer, in a row behind that of the number `last`, and the seconds that they took;
-    /// then the message that ends the row, or the error with which a result cannot be made, if that has come. Waits for
-    /// the first as `receive` does.
+    /// Returns the received results from a peer after number `last`, their total time in seconds, and the message that
+    /// ends the sequence, or the error of a result that cannot be decoded, if received. Waits for the first result like
+    /// `receive`.
     pub fn receive_results<'py>(
         &mut self,
         py: Python<'py>,
@@ -442,14 +436,14 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Breaks the circles of references that may go through the reader.
     pub fn clear(&mut self) -> Callbacks {
         let (on_exit, replacing) = self.watch.clear();
         (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
     }
 }
 
-/// Callbacks that were taken from a reader, to be dropped once nobody holds that: a drop may run anything.
+/// Callbacks taken from a reader. They must be dropped after the reader is released, because a drop may run arbitrary
+/// code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,
@@ -459,24 +453,22 @@ pub type Callbacks = (
     Option<Py<PyAny>>,
 );
 
-/// Ends a wait; nobody sees it.
+/// Ends a wait internally. Users never see this error.
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
 }
 
-/// Results, the seconds that they took, and what came behind them.
+/// Results, their total time in seconds, and the message after them.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-/// What a unit is to who waits for results.
+/// The meaning of a unit for the receiver of results.
 enum Came<'py> {
-    /// A result, and the seconds that it and those before it took.
+    /// A result, and the seconds since the first item of its batch was started.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
-    /// Nothing that is waited for.
     Late,
 }
 
-/// Builds the result that a unit is, unless that has a number up to `last`.
 fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<'py>> {
     with_payload(py, unit, |payload, buffers| {
         let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
@@ -487,13 +479,13 @@ fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<
     })
 }
 
-/// Builds the object of a unit.
 #[inline]
 fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Looks at the payload of a unit, which is private even if it is long and cannot change under a decoder, and at its buffers.
+/// Passes the payload and the buffers of a unit to `look`. A long payload is copied first, so that it cannot change
+/// during decoding.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -1,8 +1,7 @@
-//! The work of a pump beside sending items: snapshots between two of them, and items that an earlier run has sent
-//! already.
+//! The work of a pump besides sending items: snapshots, and recomputed items that an earlier run has sent.
 //!
-//! An epoch that goes on where an earlier run was left begins at a snapshot. Items that the reader got after it are
-//! made again, counted and dropped; a rolling checksum tells whether it is the same.
+//! An epoch that resumes an earlier run begins at a snapshot. Items that the reader received after that snapshot are
+//! recomputed, counted and dropped. A rolling checksum verifies that they are the same.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,11 +19,11 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// The result of a taker: the part of the share that was read (pass, items and checksum), and the bytes.
+/// The result of the snapshot function: the position in the dispatched items (pass, items and checksum), and the bytes.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// To be called between two items.
+    /// Call between two items.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -34,7 +33,7 @@ impl Outlet {
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    /// Passes on what waits for that, over the first link, as an item is sent.
+    /// Relays a pending snapshot over the first link, in the same way as an item.
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -59,7 +58,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Makes a snapshot of a shard: what stands before the content, and that.
+    /// Takes a snapshot of a shard. Returns its head and its content.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -89,8 +88,8 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Makes a snapshot, in a worker of each of its shards, and sends it if there is room. A note departs behind it, for
-    /// `go_on` to send.
+    /// Takes a snapshot, in a worker of each shard, and sends it if there is space. A note is encoded after it, to be
+    /// sent by `go_on`.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -112,7 +111,7 @@ impl Outlet {
             for step in 0..count {
                 let target = if self.has_shards { shard } else { (first + step) % count };
                 let producer = self.producer(target);
-                // One who wants no more drops it.
+                // A reader that wants no more items would drop it.
                 if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
                     continue;
                 }
@@ -126,7 +125,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts an item that the reader has already; checks the last one of them.
+    /// Counts an item that the reader already has. After the last of them, compares the checksum.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -134,7 +133,7 @@ impl Outlet {
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
-            // SAFETY: blocks and dense sources are valid for their length.
+            // SAFETY: blocks and contiguous sources are valid for their length.
             table.push(unsafe {
                 match buffer {
                     OutBuffer::Block(block) => sampled_len(block.as_mut_ptr(), block.len()),
@@ -147,7 +146,7 @@ impl Outlet {
             producer.made_again(item_kind(&encoder), &table, payload);
         } else {
             let mut long = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
-            // SAFETY: the payload, whole.
+            // SAFETY: the source is the whole payload.
             table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
             producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
         }
@@ -156,27 +155,29 @@ impl Outlet {
         self.compare(target)
     }
 
-    /// Whether what was made again is what was sent before.
+    /// Checks that the recomputed items are those sent before.
     fn compare(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
         match self.expected.get(target).copied().flatten() {
             Some(expected) if owed == 0 && expected != account.checksum => Err(repeats_not(format!(
-                "its items up to number {} are not those of the run that was stopped",
+                "its items up to number {} differ from those of the earlier run",
                 account.items
             ))),
             _ => Ok(()),
         }
     }
 
-    /// To be called where the items for a reader have ended: all that it has already must have come.
+    /// Call at the end of the items for a reader. Checks that all items that it already has were recomputed.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
         producer.go_on_from(account, 0);
         if owed > 0 && self.expected.get(target).copied().flatten().is_some() {
             let came = account.items;
-            return Err(repeats_not(format!("it ended after {came} items, {owed} before where the run was stopped")));
+            return Err(repeats_not(format!(
+                "it ended after {came} items, {owed} items before the position of the state"
+            )));
         }
         Ok(())
     }
@@ -186,6 +187,6 @@ fn repeats_not(how: String) -> PyErr {
     PyRuntimeError::new_err(format!(
         "this pipeline does not repeat itself, so it cannot go on from the state: {how}. Its data, its functions or its random \
          numbers have changed, or PyTorch is loaded now and was not, or the other way round: `.collate()` makes tensors with it, and \
-         arrays without; load the state with strict=False to go on all the same, behind as many items"
+         arrays without; load the state with strict=False to resume after the same number of items anyway"
     ))
 }

@@ -1,8 +1,9 @@
-//! Other processes in the places of those that have died, in the middle of a stream.
+//! Replaces processes that have exited in the middle of a stream.
 //!
-//! Runs in main, in the thread that reads. All that a dead process had committed to its link counts as received,
-//! snapshots among it. So its link is drained, and the process that takes its place goes on from the newest snapshot, over
-//! a link of its own. Leases stay with the memory of the old one. Python decides who is replaced, and by whom.
+//! This runs in the main process, in the reading thread. All units that an exited process had published count as
+//! received, including snapshots. Therefore its link is drained, and the replacement resumes from the latest snapshot,
+//! over a new link. Leases keep the memory of the old link. Python decides which processes are replaced, and starts the
+//! replacements.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -17,7 +18,7 @@ use crate::errors;
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
-    /// Replaces the processes `also`, and all others that have died.
+    /// Replaces the processes `also`, and all others that have exited.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
         let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
@@ -27,7 +28,7 @@ impl Reader {
         let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.are_paused()))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
-            self.drain(py, &replaced)?; // others may have been ended for it
+            self.drain(py, &replaced)?; // other processes may have been stopped for this
             let heirs = on_replace.call1(py, (replaced, self.places_received(py), self.have_ended()))?;
             for heir in heirs.bind(py).try_iter()? {
                 self.inherit(heir?.extract()?)?;
@@ -59,12 +60,10 @@ impl Reader {
             .try_for_each(|peer| self.keep_taken_in(py, peer))
     }
 
-    /// Returns, by peer, what was received, delivered or not.
     fn all_received(&self, py: Python<'_>) -> Vec<Account> {
         (0..self.peers.len()).map(|peer| self.peers.received(peer, self.progress.delivered(py, peer))).collect()
     }
 
-    /// Returns, by peer, whether nothing more comes of it in this stream.
     fn have_ended(&self) -> Vec<bool> {
         (0..self.peers.len()).map(|peer| self.collecting.is_ended(peer) || self.peers.has_last(peer)).collect()
     }

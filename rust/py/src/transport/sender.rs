@@ -1,7 +1,8 @@
-//! The sending side: the pump that runs a pipe in a worker, or deals its items out from the dispatching process.
+//! The sending side: the pump that runs a pipe in a worker, or distributes its items from the dispatching process.
 //!
-//! Runs in the main thread of a child. The loop over the pipe's iterator is here, so that an item costs no Python
-//! frame of ours; commands are obeyed between two items, or while an item waits for room (see `outlet.rs`).
+//! It runs in the main thread of a child. The loop over the iterator of the pipe is implemented here, so that an item
+//! needs no Python frame of this package. Commands are obeyed between two items, or while an item waits for space (see
+//! `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -29,9 +30,9 @@ use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
 use crate::seconds::duration;
 
-/// When a wait of so many seconds ends; None: never.
+/// Returns the end of a wait of this many seconds, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    // A wait that is too long for the clock has no end either.
+    // A wait that exceeds the range of the clock has no limit either.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
@@ -92,8 +93,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
-    /// pages.
+    /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
+    /// `peers` are the pages of the other processes.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -120,7 +121,7 @@ impl Sender {
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(relay) = &outlet.relay {
-            relay.take(); // of an older epoch
+            relay.take(); // of an earlier epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
         let count = outlet.dealing.count();
@@ -137,30 +138,29 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker(shard)` between two items now and then, for each shard: after calls that took a time c
-    /// not before `seconds` and `factor` times c have passed.
+    /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took a time c,
+    /// the next call is due after `seconds` and `factor` times c, whichever is later.
     ///
-    /// It returns None or (pass of what was read of the share, items and checksum of that, bytes), and must not send.
+    /// The function returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` with snapshots that are due and at the end of a shard. It returns None, or an
-    /// object that the other side of the shard's link passes to its `on_note`; it must not send.
+    /// Makes the pump call `noter(shard)` with each snapshot, and at the end of a shard. It returns None, or an object
+    /// for the `on_note` callback on the other side of the shard's link. It must not send.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
     }
 
-    /// Passes the snapshots on that come with what `collector` receives.
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
         self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
         Ok(())
     }
 
-    /// Makes a snapshot of a shard at once, and waits until it is out. False when a command waits: the pump sends the
-    /// rest.
+    /// Takes a snapshot of a shard now, and waits until it is sent. Returns False if a command is pending: the pump
+    /// then sends the remaining part.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -170,7 +170,7 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// The same with a snapshot that is to be passed on, if one has come.
+    /// The same for a snapshot to relay, if one has arrived.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
@@ -209,13 +209,14 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet stays locked while Python code runs: nobody else sends, and allocating needs no lock of it.
+            // The outlet stays locked while Python code runs. No other thread sends, and allocating does not need the
+            // lock.
             let shard = if several { target } else { 0 };
             if shard != outlet.entered {
                 outlet.entered = shard;
                 enter.map(|enter| enter.call1((shard,))).transpose()?;
             }
-            // SAFETY: the GIL is held; a NULL result is the end or an exception.
+            // SAFETY: the GIL is held. NULL means the end or an exception.
             let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterators[shard].as_ptr())) };
             let Some(item) = item else {
                 if let Some(error) = PyErr::take(py) {
@@ -232,14 +233,14 @@ impl Sender {
                 continue;
             };
             let is_owed = outlet.has_shards && outlet.owes;
-            outlet.owner.check()?; // a process that the user's function has forked returns here, too
+            outlet.owner.check()?; // a process that the user's function has forked also returns here
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,
                 _ if outlet.producer(target).owed() > 0 => outlet.make_again(py, target, &item)?,
                 _ => outlet.producer(target).skip(),
             }
             if !is_owed {
-                outlet.dealing.advance(); // what is made again was in nobody's turn
+                outlet.dealing.advance(); // recomputed items do not count for the order
             }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
@@ -257,12 +258,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Waits, after a pass, until the readers want another one, and begins it. False when a command waits.
+    /// Waits after a pass until the readers want another one, and begins it. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as asking: the first item reports it.
+            // A damaged word counts as a request, so that the first item reports it.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -273,15 +274,15 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends what describes the failure of the pipe to all readers: to one that got an end instead, a part of its share
-    /// would look like the whole.
+    /// Sends the description of a failure to all readers. If a reader received an end instead, a part of its items
+    /// would look complete.
     ///
-    /// Returns False when a command waits: to be called again once it was obeyed.
+    /// Returns False if a command is pending. The caller then obeys it and calls again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
         loop {
-            // First what was begun: an item is whole, and an error is resumed.
+            // The unit in progress comes first: items must be complete, and sending an error can be resumed.
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
@@ -291,11 +292,11 @@ impl Sender {
         }
     }
 
-    /// Sends a message of the control protocol over the first link; gives up after `seconds`.
+    /// Sends a message of the control protocol over the first link. Gives up after `seconds`.
     ///
-    /// `order` is the epoch, or what is beyond all epochs, that the message orders, if any: it ends what the peer runs.
-    /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not
-    /// sent.
+    /// `order` is the epoch that the message orders, or a larger number for a stop. It ends the running epoch of the
+    /// peer. `tick` is called several times per second during the wait. If it raises, the wait ends, and the message is
+    /// not sent.
     ///
     /// Raises TimeoutError if the peer does not read.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
@@ -318,8 +319,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result of that number over the first link, with the seconds that it and those before it took. If
-    /// `more_comes` at once, the peer may be woken a little later.
+    /// Sends the result with this number over the first link, with the seconds since the first item of its batch was
+    /// started. If `more_comes`, another result follows at once, so the wake-up of the peer may be delayed.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -336,9 +337,9 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Waits until the peer has acknowledged `count` messages; False if `seconds` were not enough.
+    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`.
     ///
-    /// `tick` is called several times a second while waiting; what it raises ends the wait.
+    /// `tick` is called several times per second during the wait. If it raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -348,8 +349,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// The pass, and how many items of it were made for all readers, by earlier runs of it, too: those that went out,
-    /// those that nobody wanted, and the one that waits for room.
+    /// Returns the pass, and the number of its items computed for all readers, including earlier runs: sent items,
+    /// unwanted items, and the item in progress.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -357,9 +358,9 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// An array of a plain dtype over a block of the arena that the next item goes out of. Any thread may call it.
+    /// Creates an array with a plain dtype over a block of the arena for the next item. Can be called by any thread.
     ///
-    /// Returns None if the arena has no room or the dtype does not cross without pickling.
+    /// Returns None if the arena has no room, or if the dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -379,14 +380,15 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Takes blocks back, and gives memory that has not been used for some seconds to the system.
+    /// Reclaims blocks, and returns memory to the system that was unused for some seconds.
     ///
-    /// Returns whether there may be something to do later. Sending does this by itself; it is for a sender at rest.
+    /// Returns whether there may be something to do later. Sending does this automatically, so this is only for an idle
+    /// sender.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// Looks at nothing while a thread sends: its reference shows that this is no garbage.
+    /// Visits nothing while a thread sends, because the reference of that thread keeps this object alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
@@ -395,10 +397,10 @@ impl Sender {
 
     fn __clear__(&self) {
         let taken = self.outlet.try_lock().ok().map(|mut outlet| (outlet.taker.take(), outlet.noter.take()));
-        drop(taken); // outside the lock: whatever that runs may come back here
+        drop(taken); // outside of the lock, because dropping may run code that calls this object
     }
 
-    /// (bytes in use, peak, blocks) of each link's arena.
+    /// Returns (bytes in use, peak, blocks) of the arena of each link.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

@@ -1,8 +1,8 @@
-//! Snapshots of a graph on their way through a link: when one is made, how it is laid out, and where it is kept.
+//! Snapshots of a graph in a link: their schedule, their format, and their storage.
 //!
-//! A child makes them by itself, between two items, and pushes them aside: if ring or arena lack room they are
-//! dropped, and nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind
-//! them, or in a block:
+//! A child takes snapshots by itself, between two items, and sends them only if ring and arena have room. Otherwise
+//! they are dropped, so that snapshots never cause a wait. The format is a unit of little-endian words, followed by the
+//! content inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -26,14 +26,14 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The content in the place of the first snapshot, if none can be made, begins so; the reason follows.
+/// The prefix of the first snapshot's content if no snapshot can be taken. The reason follows.
 pub const REASON: &[u8] = b"tdno";
 
-/// A snapshot's bytes, as Python has them.
+/// The bytes of a snapshot as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have
-/// passed.
+/// The schedule of snapshots. After one that took a time c, the next is due after `most_often` and `factor` times c,
+/// whichever is later.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -41,7 +41,8 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// Most items between two looks at the clock, and how often it is looked at if that makes them fewer.
+/// The maximum number of items between two readings of the clock, and the interval below which readings become less
+/// frequent.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -51,13 +52,13 @@ impl Cadence {
         Self { most_often, factor, due: Instant::now() + most_often, clock: SampledClock::new(1, longest, NEAR) }
     }
 
-    /// Whether a snapshot is due. To be asked once an item.
+    /// Returns whether a snapshot is due. Call once per item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    /// Notes that one was made, which began at `began`.
+    /// Records a snapshot that was started at `began`.
     pub fn made(&mut self, began: Instant) {
         let now = Instant::now();
         let cost = (now - began).as_secs_f64() * self.factor;
@@ -66,14 +67,14 @@ impl Cadence {
     }
 }
 
-/// The dispatching process's newest snapshot on its way through a worker.
+/// The latest snapshot of the dispatching process, on its way through a worker.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
     last: Mutex<Relayed>,
 }
 
-/// A snapshot as it is passed on: the inline payload, and what is behind it in a block.
+/// A snapshot to relay: the inline payload, and the content of its block.
 #[derive(Default)]
 pub struct Relayed {
     pub payload: Vec<u8>,
@@ -81,7 +82,6 @@ pub struct Relayed {
 }
 
 impl Relayed {
-    /// As it came.
     pub fn of(unit: &Unit) -> PyResult<Self> {
         let content = match unit.buffers.first() {
             Some(Buffer::Owned(bytes)) => bytes.to_vec(),
@@ -109,15 +109,15 @@ impl Relay {
     }
 }
 
-/// Inline content beyond this goes into a block: the ring is for items.
+/// Longer content is sent in a block, because the ring is for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
-/// Pushes a snapshot if there is room; returns whether there was.
+/// Sends a snapshot if there is room, and returns whether it was sent.
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
     if content.len() > LONGEST_INLINE
         && let Some(block) = producer.allocate(content.len())?
     {
-        // SAFETY: the block is ours and has room for so many bytes.
+        // SAFETY: this function owns the block, which has room for the content.
         unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), block.as_mut_ptr(), content.len()) };
         return producer.push_aside(kind, &[Part::Block(Arc::new(block))], head);
     }
@@ -128,7 +128,6 @@ pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> 
     producer.push_aside(kind, &[], &payload)
 }
 
-/// Returns the words before the content.
 pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Account>) -> Vec<u8> {
     let mut words = vec![u64::from(pass), u64::from(share.pass), share.account.items, share.account.checksum];
     words.push(accounts.len() as u64);
@@ -136,7 +135,7 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// A unit as it came: its head taken apart, its content where it lies.
+/// A received unit with its decoded head and its encoded content.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,
@@ -146,9 +145,8 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Takes a unit apart.
     pub fn read(unit: &'a Unit) -> PyResult<Self> {
-        Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot is not laid out as one")))
+        Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
     }
 
     fn parse(unit: &'a Unit) -> Option<Self> {
@@ -172,7 +170,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// The content, copied once: it is long if states are, and a reader that waits for an item waits for the copy.
+    /// Copies the content once. It may be long, and a reader that waits for an item also waits for this copy.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -181,45 +179,42 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// As that of a worker.
     pub fn snapshot(self, py: Python<'_>) -> PyResult<Option<Snapshot<Content>>> {
         let Some(&sent) = self.accounts.first() else { return Ok(None) };
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
-    /// As that of the dispatching process.
+    /// Decodes the snapshot of the dispatching process.
     pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
         let content = self.content(py)?;
         let mut accounts = self.accounts;
         if content.as_bytes(py).starts_with(REASON) {
-            accounts.fill(Account::default()); // the epoch's beginning is gone on from
+            accounts.fill(Account::default()); // the dispatching process resumes from the beginning of the epoch
         }
         Ok(Dealt { pass: self.pass, accounts, content })
     }
 }
 
-/// The bytes of a lease, as Python's own.
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes
-    // meanwhile, which arrives as wrong bytes. The call returns a new `bytes`, or null with an exception set.
+    // SAFETY: the memory of the lease is valid for its length. It is not accessed as a slice, because a faulty producer
+    // may write at the same time, which only causes wrong bytes. The call returns a new `bytes`, or NULL with an
+    // exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
     }
 }
 
-/// Whether a unit of this kind is a snapshot.
 #[inline]
 pub fn is_snapshot(unit_kind: u16) -> bool {
     matches!(unit_kind & kind::WHAT, kind::STATE | kind::RELAYED)
 }
 
-/// An account as Python has it.
 pub type Entry = (u64, u64);
-/// A snapshot as Python has it: sent, pass of the share and what of it was read, content.
+/// A snapshot as a Python tuple: sent items, pass and read items of the dispatched items, content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The dispatching process's: pass, by worker what was dealt, content.
+/// A snapshot of the dispatching process as a Python tuple: pass, dispatched items by worker, content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {
@@ -246,11 +241,10 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching
-/// process's snapshot that fits to these.
+/// Positions as a Python tuple: by peer, the received items and the latest snapshot before them; and the matching
+/// snapshot of the dispatching process.
 pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
-/// Returns places.
 pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
     let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dealt = books.dealt_before(&shares);

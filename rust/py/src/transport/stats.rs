@@ -1,4 +1,5 @@
-//! The board of counters as a Python object: made by main, taken by each process, read by any process that may.
+//! Python class for the board of counters: created by the main process, used by each process, and readable by other
+//! processes with permission.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -18,81 +19,78 @@ use crate::pipes::metering::add_work;
 use crate::pipes::token::IterationToken;
 use crate::pipes::turn::SharedIterator;
 
-/// The iterators whose items are counted.
 #[derive(FromPyObject)]
 enum Counted<'py> {
     Shared(Bound<'py, SharedIterator>),
     Handing(Bound<'py, HandingIterator>),
 }
 
-/// Counters of all processes of a loader, in memory that they share.
+/// Counters of all processes of a loader, in shared memory. See `torchdata_core::stats` for most methods.
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
 
 impl PyStatsBoard {
-    /// A page.
     pub fn page(&self, index: usize) -> PyResult<PageRef> {
         let pages = self.0.config().pages;
         self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
     }
 
-    /// A page that this process may write.
+    /// Returns a page that this process may write to.
     fn own_page(&self, index: usize) -> PyResult<PageRef> {
         if self.0.is_of_this_process() {
             return self.page(index);
         }
         Err(PyRuntimeError::new_err(
-            "these counters are not to be written by this process: it observes them, or was forked from the one that counts",
+            "this process must not write these counters: it only observes them, or was forked from the process that counts",
         ))
     }
 
-    /// A pipe that `bind` has named, of a page that this process may write.
+    /// Returns a pipe that was named by `bind`, on a page that this process may write to.
     pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
-        self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for so many pipes"))
+        self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// The ends of links from flow `first` on.
+    /// Returns the counters of link ends, starting with flow `first`.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
-        flows.collect::<Option<_>>().ok_or_else(|| PyIndexError::new_err("a page has no room for so many links"))
+        flows.collect::<Option<_>>().ok_or_else(|| PyIndexError::new_err("a page has no room for more links"))
     }
 }
 
-/// (token, name, where its function stands, the pipe that reads it, flags, capacity)
+/// (token, name, location of its function, the pipe that reads it, flags, capacity)
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Makes a board with pages for so many processes, each with so many ends of links and pipes.
+    /// Creates a board for this many processes, each with this many link ends and pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
     }
 
-    /// Maps the board behind a descriptor, which is closed.
+    /// Maps a board from a descriptor, which is closed.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Maps a board to read it.
     #[staticmethod]
     fn observe(path: PathBuf) -> PyResult<Self> {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the board, to be passed to another process; -1 if there is none.
+    /// The descriptor of the board, for passing to another process, or -1 if it is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Closes the descriptor: nobody can find the board any more who has not yet.
+    /// Closes the descriptor. Afterwards the board cannot be found from outside.
     fn close_descriptor(&self) {
         self.0.close();
     }
 
-    /// The board as this process may write it: itself, unless this is a forked child, which maps it anew.
+    /// Returns a board that this process may write to: this object, or in a forked child a new mapping.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {
@@ -104,18 +102,16 @@ impl PyStatsBoard {
         }
     }
 
-    /// Whether the time of each pipe is taken.
     #[getter]
     fn full(&self) -> bool {
         self.0.is_full()
     }
 
-    /// The process that made it, and when, in nanoseconds of the monotonic clock.
     fn made(&self) -> (u32, u64) {
         self.0.made()
     }
 
-    /// Takes a page for this process; roles: 1 main, 2 worker, 3 the dispatching process.
+    /// Takes a page for this process. Roles: 1 main process, 2 worker, 3 dispatching process.
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,
@@ -127,7 +123,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts the pipes of this process's graphs. `end` is the index of the one that is read now.
+    /// Counts the pipes of this process's graphs. `end` is the index of the pipe that is iterated now.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -141,8 +137,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe that `bind` has named. One call took these nanoseconds, and represents `weight` calls.
-    /// Does nothing in a process that was forked from the one that counts.
+    /// Counts items of a pipe that was named by `bind`. One call took this many nanoseconds, and represents `weight`
+    /// calls. Does nothing in a process that was forked from the counting one.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -150,7 +146,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and times the items of an iterator's epoch, which begins with the next one, at a pipe of the page of main.
+    /// Counts and measures the items of an iterator from its next epoch on, at a pipe of the main process's page.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {
@@ -160,13 +156,11 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// An epoch begins in this process.
     fn begin_span(&self, page: usize, epoch: u32) -> PyResult<()> {
         self.own_page(page)?.begin_span(Some(epoch));
         Ok(())
     }
 
-    /// The epoch is over in this process, if one was under way.
     fn end_span(&self, page: usize) -> PyResult<()> {
         let page = self.own_page(page)?;
         page.end_first();
@@ -174,53 +168,46 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Says how this process is asked for its stack: by the signal, upon which it writes to the descriptor. 0: not at
-    /// all.
     fn set_stack(&self, page: usize, signal: u32, descriptor: u32) -> PyResult<()> {
         self.own_page(page)?.set_stack(signal, descriptor);
         Ok(())
     }
 
-    /// A copy of what the process of that page has counted, for the board of another machine.
     fn carry_out(&self, page: usize) -> PyResult<Vec<u8>> {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Writes such a copy onto a page: who takes it goes on with these counts.
+    /// Writes such a copy to a page. The process that takes the page continues these counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
 
-    /// Shows what a process of another machine has counted, and nanoseconds that its threads ran, that they were ready
-    /// to, and that it has lived. To be called by main.
     fn hear(&self, page: usize, carried: &[u8], times: [u64; 3]) -> PyResult<()> {
         self.own_page(page)?.hear(carried, times).map_err(errors::corrupted)
     }
 
-    /// Says where a process of another machine is, which is up. To be called by main.
     fn set_place(&self, page: usize, place: &str) -> PyResult<()> {
         self.own_page(page)?.set_place(place);
         Ok(())
     }
 
-    /// Notes that a process of another machine has ended. To be called by main.
     fn set_gone(&self, page: usize) -> PyResult<()> {
         self.own_page(page)?.set_gone();
         Ok(())
     }
 
-    /// Counts a frame that has come from a process of another machine. To be called by main.
     fn count_frame(&self, page: usize, bytes: u64, is_full: bool) -> PyResult<()> {
         self.own_page(page)?.count_frame(bytes, is_full);
         Ok(())
     }
 
-    /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Damaged pages are left out.
+    /// Returns the counters of all processes, as one dictionary each. Times are in nanoseconds. Damaged pages are
+    /// skipped.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         plain(py, &Value::List(self.0.read()))
     }
 
-    /// Says which page cannot be that of a process, and why; None if there is none.
+    /// Describes the first damaged page, or returns None.
     fn damage(&self) -> Option<String> {
         self.0.damage().map(|damage| damage.to_string())
     }

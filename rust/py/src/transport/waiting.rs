@@ -9,20 +9,21 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// Looks before the first sleep. Short: with more runnable threads than cores, a thread that spins keeps the one it
-/// waits for from running.
+/// The number of checks before the first sleep. It is small, because with more runnable threads than cores, a spinning
+/// thread can prevent the awaited thread from running.
 const SPINS: u32 = 40;
-/// How often a waiter that depends on other processes looks whether these are alive, without the GIL: no bell rings for
-/// a death. Two system calls in this time, some thousandths of a core.
+/// The interval in which a waiting thread checks, without the GIL, whether other processes still run, because an exit
+/// does not ring the bell. A check costs two system calls, so this uses some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// What this process knows about giving turns away before the first sleep.
+/// Statistics of this process about yielding before the first sleep.
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready`, which may be called many times and without the GIL, but not again once it has said yes.
+/// Waits until `ready` returns true. `ready` may be called many times and without the GIL, but not after it has
+/// returned true.
 ///
-/// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each
-/// slice Python's signals are handled (so that Ctrl-C works) and `tick` is called; an error from either ends the wait.
+/// `meter` counts the wait, unless it ends after a few checks. `asleep` is called before the first sleep. After each
+/// slice, Python's signals are handled (so that Ctrl-C works) and `tick` is called. An error from either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -34,8 +35,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// The same for a waiter that depends on others: if `bereft`, called every few milliseconds without the GIL, the slice
-/// is over, and it is for `tick` to see why.
+/// The same for a wait that depends on other processes. `bereft` is called every few milliseconds without the GIL. If
+/// it returns true, the slice ends, and `tick` finds the reason.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -73,8 +74,8 @@ pub fn wait_among(
     Ok(())
 }
 
-/// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not
-/// come) are slept on without taking the GIL in between.
+/// Sleeps until `ready` returns true or the slice ends. Rings for other reasons, such as an item of another worker, do
+/// not take the GIL.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

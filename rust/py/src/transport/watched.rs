@@ -1,7 +1,6 @@
-//! Processes whose death the reader of their links must notice.
+//! Detects the exit of processes while their links are read.
 //!
-//! Runs in the thread that reads. A death is a fault, or a case for others, who take the places of the dead (see
-//! `replacing.rs`).
+//! This runs in the reading thread. An exit is an error, or the process is replaced (see `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -11,7 +10,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// What tells of the end of a process: its number, or a descriptor that becomes readable then.
+/// How to detect the exit of a process: by its id, or by a descriptor that becomes readable.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),
@@ -27,16 +26,15 @@ impl Sign<'_> {
     }
 }
 
-/// A process that may die.
 struct Mortal(Option<Watch>);
 
 impl Mortal {
-    /// Watches a process that is there, or has not been reaped yet.
+    /// Watches a process that is running, or has not been reaped yet.
     fn watch(sign: Sign<'_>) -> Result<Self, OpenError> {
         sign.watch().map(|watch| Self(Some(watch)))
     }
 
-    /// Watches a process that may be gone already.
+    /// Watches a process that may already be gone.
     fn of(sign: Sign<'_>) -> Self {
         Self(sign.watch().ok())
     }
@@ -46,28 +44,27 @@ impl Mortal {
     }
 }
 
-/// The callbacks that decide who takes the places of the dead (see `Collector.watch_and_replace`).
+/// The callbacks for replacing processes (see `Collector.watch_and_replace`).
 pub struct Replacing {
     pub on_death: Py<PyAny>,
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that are watched while the reader waits. A worker watches none: it ends with main, and main tells it
-/// of deaths.
+/// The processes watched while the reader waits. A worker watches none: it exits with the main process, which informs
+/// it of other exits.
 #[derive(Default)]
 pub struct DeathWatch {
-    /// With the index by which the callbacks know each.
+    /// Each with its index for the callbacks.
     processes: Vec<(usize, Mortal)>,
-    /// The one that was found to have ended.
+    /// The process that was found to have exited.
     dead: Option<usize>,
-    /// Called with the index of a process that has ended; raises.
+    /// Called with the index of a process that has exited; raises.
     on_exit: Option<Py<PyAny>>,
-    /// Called instead of it if others take the places of the dead.
+    /// Called instead of `on_exit` if exited processes are replaced.
     replacing: Option<Replacing>,
 }
 
 impl DeathWatch {
-    /// Watches processes, whose death is a fault.
     pub fn watch(&mut self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> Result<(), OpenError> {
         self.processes = processes
             .into_iter()
@@ -77,7 +74,6 @@ impl DeathWatch {
         Ok(())
     }
 
-    /// Watches processes, which are replaced when they die.
     pub fn watch_and_replace(&mut self, processes: Vec<(usize, Sign<'_>)>, replacing: Replacing) {
         self.processes = processes.into_iter().map(|(index, sign)| (index, Mortal::of(sign))).collect();
         self.replacing = Some(replacing);
@@ -87,18 +83,16 @@ impl DeathWatch {
         self.processes.is_empty()
     }
 
-    /// Returns whether any process has died: one system call, if they are watched by descriptors.
+    /// Returns whether any process has exited. With descriptors, this is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.0.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
     }
 
-    /// Notes which process has died.
     pub fn note_death(&mut self) {
         self.dead = self.processes.iter().find(|(_, process)| process.has_died()).map(|&(index, _)| index);
     }
 
-    /// Returns the callbacks, if the dead are replaced.
     pub fn replacing(&self, py: Python<'_>) -> Option<Replacing> {
         let Replacing { on_death, on_replace } = self.replacing.as_ref()?;
         Some(Replacing { on_death: on_death.clone_ref(py), on_replace: on_replace.clone_ref(py) })
@@ -108,16 +102,15 @@ impl DeathWatch {
         self.replacing.is_some()
     }
 
-    /// Returns the error for the death that was noted.
     pub fn error(&self, py: Python<'_>) -> PyErr {
         let raised = match (&self.on_exit, self.dead) {
             (Some(on_exit), Some(index)) => on_exit.call1(py, (index,)),
             _ => Ok(py.None()),
         };
-        raised.err().unwrap_or_else(|| PyRuntimeError::new_err("a process that the loader depends on has died"))
+        raised.err().unwrap_or_else(|| PyRuntimeError::new_err("a process that the loader depends on has exited"))
     }
 
-    /// Returns the indices of all that have died, `also` among them, in order.
+    /// Returns the indices of all processes that have exited, including `also`, in order.
     pub fn all_dead(&self, also: Vec<usize>) -> Vec<usize> {
         let mut dead = also;
         dead.extend(self.processes.iter().filter(|(_, process)| process.has_died()).map(|&(index, _)| index));
@@ -126,13 +119,12 @@ impl DeathWatch {
         dead
     }
 
-    /// Watches another process in the place of one.
     pub fn succeed(&mut self, index: usize, sign: Sign<'_>) {
         self.processes.retain(|&(other, _)| other != index);
         self.processes.push((index, Mortal::of(sign)));
     }
 
-    /// Watches the dead that were not replaced no more: they had done their part.
+    /// Stops watching exited processes that were not replaced because their work was finished.
     pub fn forget(&mut self, dead: &[usize]) {
         self.processes.retain(|(index, process)| !(dead.contains(index) && process.has_died()));
         self.dead = None;
@@ -144,7 +136,7 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// Gives the callbacks away, to be dropped.
+    /// Takes the callbacks, to be dropped by the caller.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }

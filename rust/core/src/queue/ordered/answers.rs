@@ -1,27 +1,27 @@
-//! What the queue is told and what it answers.
+//! The arguments and results of the queue's methods.
 
-/// The number of a slot; slots are numbered in their order.
+/// The number of a slot. Slots are numbered in order.
 pub type Slot = u64;
 
-/// The answer to a worker that asks for the source.
+/// The result of requesting the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// Make one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the slot.
+    /// Compute one item and [`put`](OrderedQueue::put) its outcome, or [`skip`](OrderedQueue::skip) the slot.
     Granted(Slot),
-    /// Full, held, or another worker at the source for the whole time.
+    /// The queue was full or held, or another worker used the source, until the timeout.
     TimedOut,
-    /// The queue is closed or the source has ended: no item is to be made.
+    /// The queue is closed or the source has ended, so no item is needed.
     Closed,
 }
 
-/// The answer to a worker that asks for a submitted item.
+/// The result of requesting a submitted item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claim<T> {
-    /// The item of a slot, of which the queue keeps a copy until the outcome is there.
+    /// The item of a slot. The queue keeps a copy until the outcome is put.
     Given(Slot, T),
-    /// Nothing is submitted, or the queue is held.
+    /// No item is submitted, or the queue is held.
     TimedOut,
-    /// The queue is closed: results are not wanted any more.
+    /// The queue is closed, so results are no longer needed.
     Closed,
 }
 
@@ -30,11 +30,11 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error at the place of a result; others come after it.
+    /// An error in the place of a result. Later results follow.
     Error(T),
-    /// An error after which no item is made before the consumer has it.
+    /// An error after which no item is computed until the consumer has received it.
     Break(T),
-    /// The end, with the error that is its cause if there is one.
+    /// The end, with the error that caused it, if any.
     End(Option<T>),
 }
 
@@ -63,40 +63,40 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The answer to a consumer that asks for a result.
+/// The result of requesting an outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     /// The next result.
     Item(T),
-    /// An error of a worker's at its place.
+    /// An error of a worker, in its order.
     Error(T),
     /// An error of the source.
     Broken(T),
-    /// The end of the results, also after an error that has ended them.
+    /// The end of the results. Also returned after an error that ended them.
     Ended,
-    /// Somebody has closed the queue before its end.
+    /// The queue was closed before its end.
     Closed,
-    /// Nothing came in time.
+    /// No outcome was available before the timeout.
     TimedOut,
 }
 
-/// A look at one slot.
+/// A view of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View<'a, T> {
-    /// A submitted item that no worker has claimed.
+    /// A submitted item that is not claimed.
     Waiting(&'a T),
-    /// A submitted item that a worker is at.
+    /// A submitted item that a worker has claimed.
     Running(&'a T),
     /// A result.
     Item(&'a T),
-    /// An error at the place of a result.
+    /// An error in the place of a result.
     Error(&'a T),
     /// An error of the source.
     Broken(&'a T),
 }
 
 impl<'a, T> View<'a, T> {
-    /// The item or error that lies there.
+    /// The item or error in the slot.
     pub fn content(&self) -> &'a T {
         match self {
             View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) | View::Broken(it) => it,

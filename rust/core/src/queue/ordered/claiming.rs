@@ -1,4 +1,4 @@
-//! Items that one thread puts into the queue and others claim.
+//! Items that one thread submits and other threads claim.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::answers::{Claim, Outcome, Slot};
 use super::state::{Begun, Phase, State, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Sleeps until there is something to claim or `over`, up to `timeout`, and returns whether there is.
+    /// Sleeps until an item can be claimed or `over` returns true, up to `timeout`. Returns false after the timeout.
     fn wait_for_work(&self, timeout: Duration, over: impl Fn(&State<T>) -> bool) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -21,9 +21,10 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have something to say, and returns whether it may.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return something else than `TimedOut`, and
+    /// returns whether it may.
     ///
-    /// Takes nothing out: if the items are Python objects, a thread without the GIL must not move references.
+    /// It does not claim an item, because a thread without the GIL must not move references to Python objects.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
@@ -33,10 +34,10 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
-    /// The first submitted item that no worker has, if there is one. To be called by a worker.
+    /// Claims the first unclaimed item, if any. Called by workers.
     ///
-    /// `copy` is called under the lock: it must not call back, nor run code that might. It copies the item, and says whether
-    /// the worker may change it, so that a hold has to wait.
+    /// `copy` is called under the lock, so it must neither call this queue nor run arbitrary code. It copies the item,
+    /// and returns whether the worker may change it, in which case a hold waits for the worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -58,11 +59,11 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Leaves the source, and hands its item to whichever worker claims it. Reserves the next slot if that needs no wait.
-    /// To be called by the worker at the source.
+    /// Leaves the source, and submits its item for another worker. Reserves the next slot if that needs no wait. Called
+    /// by the worker at the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
         state.settle(at);
         state.pending[at].phase = Phase::Waiting(item);
         state.waiting.push_back(slot);
@@ -71,12 +72,13 @@ impl<T> OrderedQueue<T> {
         next
     }
 
-    /// Items that were handed over, in their order, by their slots: none if there are none at the moment, None if no more
-    /// will come.
+    /// Claims several submitted items, in order. Returns an empty list if there are none at the moment, or None if
+    /// there will be no more.
     ///
-    /// One of `sharers` workers gets its share of what waits, or the `least` that is worth a way if that is more, and `most`
-    /// at most. Items come together only if each of them `joins`. `take` takes out of an item the part that the worker needs;
-    /// the rest stays in the slot, for [`put_some`] or [`hand_back`]. Both are called under the lock and must not call back.
+    /// A worker, one of `sharers`, receives its share of the available items, but at least `least` and at most `most`.
+    /// Several items are only returned together if `joins` is true for each of them. `take` removes from an item the
+    /// part that the worker needs. The remaining part stays in the slot, for [`put_some`] or [`hand_back`]. Both
+    /// closures are called under the lock and must not call this queue.
     ///
     /// [`put_some`]: Self::put_some
     /// [`hand_back`]: Self::hand_back
@@ -96,7 +98,7 @@ impl<T> OrderedQueue<T> {
         if state.holds == 0 {
             let most = most.min(least.max(state.waiting.len().div_ceil(sharers.max(1))));
             while let Some(&slot) = state.waiting.front() {
-                let Some(at) = state.find(slot) else { unreachable!("what waits has a slot") };
+                let Some(at) = state.find(slot) else { unreachable!("an unclaimed item has a slot") };
                 let phase = &mut state.pending[at].phase;
                 let Phase::Waiting(item) = phase else { unreachable!("it waits") };
                 let alone = !joins(item);
@@ -118,10 +120,10 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Puts down the outcomes of items that were claimed, each made of what stayed in the slot and a part that is new.
-    /// Returns new parts that nobody wants any more.
+    /// Puts the outcomes of claimed items. Each outcome is made of the part that stayed in the slot and a new part.
+    /// Returns new parts that are no longer needed.
     ///
-    /// `complete` is called under the lock and must not call back.
+    /// `complete` is called under the lock and must not call this queue.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -140,8 +142,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Gives items back that were claimed, to be claimed again before all others: `restore` puts a part that was taken
-    /// back to its rest. Returns parts that nobody wants any more.
+    /// Returns claimed items to the queue, where they are claimed next. `restore` combines the removed part with the
+    /// remaining one. Returns parts that are no longer needed.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -159,7 +161,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Adds an item for the workers, behind all others and over the capacity if need be. To be called by the consumer.
+    /// Submits an item for the workers, after all others, even if this exceeds the capacity. Called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

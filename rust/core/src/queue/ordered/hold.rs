@@ -1,4 +1,4 @@
-//! Holds: the workers stand still while somebody looks at the queue.
+//! Holds: they pause the workers while a thread inspects the queue.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -8,12 +8,12 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Lets no worker begin a further item for as long as the hold lives. Some may be at one: see [`Hold::wait`].
+    /// Prevents workers from starting items until the hold is dropped. Some may be computing one: see [`Hold::wait`].
     pub fn hold(&self) -> Hold<&Self, T> {
         Hold::new(self)
     }
 
-    /// Waits up to `timeout` until no worker is at the source or at an item that it may change, on a queue that is held or
+    /// Waits up to `timeout` until no worker uses the source or an item that it may change. The queue must be held or
     /// closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
@@ -26,11 +26,11 @@ impl<T> OrderedQueue<T> {
     }
 }
 
-/// A hold on a queue: no worker begins an item before the last hold is dropped.
+/// A hold on a queue: no worker starts an item until the last hold is dropped.
 ///
-/// A hold belongs to the caller that has taken it: no other caller can end it.
+/// Only the caller that has created a hold can end it.
 #[derive(Debug)]
-#[must_use = "the workers go on when the hold is dropped"]
+#[must_use = "the workers continue when the hold is dropped"]
 pub struct Hold<Q, T>
 where
     Q: Deref<Target = OrderedQueue<T>>,
@@ -43,18 +43,18 @@ impl<Q, T> Hold<Q, T>
 where
     Q: Deref<Target = OrderedQueue<T>>,
 {
-    /// A hold that keeps whatever owns the queue.
+    /// Creates a hold that also keeps the owner of the queue alive.
     pub fn new(queue: Q) -> Self {
         queue.lock().holds += 1;
         Self { queue, _of: PhantomData }
     }
 
-    /// Returns the owner of the queue.
+    /// The owner of the queue.
     pub fn owner(&self) -> &Q {
         &self.queue
     }
 
-    /// Waits up to `timeout` until the workers stand still, which they do from then on. Returns whether they do.
+    /// Waits up to `timeout` until all workers are paused, and returns whether they are. They stay paused.
     pub fn wait(&self, timeout: Duration) -> bool {
         self.queue.wait_still(timeout)
     }

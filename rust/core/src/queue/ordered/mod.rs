@@ -1,27 +1,28 @@
-//! The bounded queue between the threads that read ahead and the thread that consumes their results.
+//! The bounded queue between threads that read ahead and the thread that consumes their results.
 //!
-//! Role: n worker threads and one consumer thread of the same process share an [`OrderedQueue`]. A worker gets a slot
-//! *before* it makes an item, so that it never holds an item that found no place. It gets one in either of two ways:
+//! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
+//! it computes an item, so there is always space for the item. There are two ways:
 //!
-//! - [`OrderedQueue::reserve`]: the worker has the source for itself until [`OrderedQueue::leave_source`] or until it
-//!   puts its result down, and takes the item from there;
-//! - [`OrderedQueue::try_claim`]: the consumer has submitted an item, which the worker takes.
+//! - [`OrderedQueue::reserve`]: the worker has exclusive use of the source until [`OrderedQueue::leave_source`], or
+//!   until it puts the result, and takes the item from the source.
+//! - [`OrderedQueue::try_claim`]: the consumer has submitted an item, and the worker takes it.
 //!
-//! Or one worker reserves and hands over what it takes ([`OrderedQueue::hand_over`]), and others claim several such items
-//! at a time ([`OrderedQueue::claim_some`]).
+//! Alternatively, one worker reserves slots and submits what it takes from the source ([`OrderedQueue::hand_over`]),
+//! and other workers claim several of these items at once ([`OrderedQueue::claim_some`]).
 //!
-//! Then the worker puts down the outcome of the slot. Results come in the order of the slots, or as they are ready.
-//! A thread that holds the queue (see [`OrderedQueue::hold`]) sees every item that was made. Any number of threads may
-//! hold it, each for itself.
+//! The worker then puts the outcome of the slot. Results are returned in the order of the slots, or as they become
+//! ready. A thread that holds the queue (see [`OrderedQueue::hold`]) sees every item. Any number of threads can hold it
+//! independently.
 //!
-//! A channel of crossbeam's cannot do this, nor its `ArrayQueue`: a state, and Python's collector of garbage, look at what
-//! is buffered without taking it, a slot belongs to its worker before there is an item, and the capacity changes.
+//! The channels and the `ArrayQueue` of crossbeam do not suffice for three reasons. The buffered items must be visible
+//! for states and for Python's garbage collector. A slot must be reserved before its item exists. The capacity changes.
 //!
-//! One lock guards everything, and is held for a few instructions only, never while waiting or while foreign code runs:
-//! contents are dropped outside. Memory follows what is buffered, whatever the capacity. Each side is woken only if it
-//! sleeps, as each wake-up is a system call; of several workers one is woken, which wakes the next.
+//! One lock guards all state. It is held for a few instructions only, and never during waits or while foreign code
+//! runs: contents are dropped outside of it. Memory depends on the buffered items, not on the capacity. Each side is
+//! woken only if it sleeps, because every wake-up is a system call. If several workers sleep, one is woken, and it
+//! wakes the next one.
 //!
-//! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] if it loops.
+//! All waits are bounded: each returns after its timeout, and sleeps at most [`LONGEST_SLICE`] at a time.
 
 mod answers;
 mod claiming;
@@ -43,79 +44,79 @@ use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 pub struct OrderedQueue<T> {
     in_order: bool,
     state: Mutex<State<T>>,
-    /// Told of what workers wait for that reserve, and of what those wait for that claim.
+    /// Notified for workers that wait to reserve, and for workers that wait to claim.
     room: Condvar,
     work: Condvar,
-    /// Told of what holders wait for.
     still: Condvar,
-    /// Told of what the consumer waits for.
     filled: Condvar,
 }
 
 impl<T> OrderedQueue<T> {
-    /// An empty queue with up to `capacity` slots; 0 counts as 1, since an item must lie somewhere.
+    /// Creates an empty queue with up to `capacity` slots, at least one.
     ///
-    /// If not `in_order`, results come as they are ready; the end, and an error of the source, come last all the same.
+    /// If `in_order` is false, results are returned as they become ready. The end, and an error of the source, are last
+    /// in any case.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// A thread that panicked held the lock between plain assignments, so the data is whole.
+    /// If a thread panicked while it held the lock, the data is still consistent, because the lock only spans plain
+    /// assignments.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Most slots at a time; restored and submitted ones may be more.
+    /// The maximum number of slots. Restored and submitted items may exceed it.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
 
-    /// Changes how many slots there are at a time; 0 counts as 1.
+    /// Sets the maximum number of slots, at least one.
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
         self.tell(state);
     }
 
-    /// Whether, since the last call, a worker has found no room at one moment and the consumer nothing at a later one:
-    /// with more slots it would have found something.
+    /// Returns whether, since the last call, a worker first found no free slot and later the consumer found no result.
+    /// More slots would have helped.
     pub fn has_lacked(&self) -> bool {
         std::mem::take(&mut self.lock().lacked)
     }
 
-    /// Whether the consumer waits at this moment.
+    /// Returns whether the consumer is waiting.
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
         state.hungry > 0 && !state.fed
     }
 
-    /// Number of slots that are taken; an error or the end counts as one.
+    /// The number of used slots. An error or the end counts as one.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether no slot is taken.
+    /// Returns whether no slot is used.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the end was put down.
+    /// Returns whether the end was put.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
 
-    /// Whether the queue was closed.
+    /// Returns whether the queue was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Whether somebody holds the queue.
+    /// Returns whether the queue is held.
     pub fn is_held(&self) -> bool {
         self.lock().holds > 0
     }
 
-    /// Wakes those who have something to do now: a worker, the consumer, and holders.
+    /// Wakes the threads that can continue: a worker, the consumer, and holders.
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
         let room = over || state.may_reserve();
@@ -140,7 +141,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Waits up to `timeout` for the source, and for a slot for its next item. To be called by a worker.
+    /// Waits up to `timeout` for the source and a slot for its next item. Called by workers.
     pub fn reserve(&self, timeout: Duration) -> Reserve {
         let begun = Begun::now(timeout);
         loop {
@@ -153,19 +154,20 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// The source, and a slot for its next item, if both are to be had. To be called by a worker.
+    /// Reserves the source and a slot for its next item, if both are available. Called by workers.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
-            self.tell(state); // one worker is woken at a time, so each wakes the next
+            self.tell(state); // one worker is woken at a time, and wakes the next one
             return Reserve::Closed;
         }
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have something to say, and returns whether it may.
+    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something else than `TimedOut`, and
+    /// returns whether it may.
     ///
-    /// Takes nothing: a worker that waits for the GIL next would keep the source from one that has it.
+    /// It reserves nothing. A worker that waits for the GIL next would otherwise block a worker that has the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -180,7 +182,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Adds an outcome that exists already, behind all others and over the capacity if need be.
+    /// Adds an existing outcome after all others, even if this exceeds the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
@@ -188,10 +190,10 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Puts down what became of a slot; one at the source has left it then.
+    /// Puts the outcome of a slot. If its worker used the source, the worker has left it then.
     ///
-    /// It is kept even if the queue was closed meanwhile, because the source has moved past it. Gives back the copy of a
-    /// submitted item, to be dropped.
+    /// The outcome is kept even if the queue was closed in the meantime, because the source has advanced. Returns the
+    /// copy of a submitted item for dropping.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -199,7 +201,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// The same, and reserves the next slot if that needs no wait: no other worker is woken for it.
+    /// Like `put`, and also reserves the next slot if that needs no wait, so that no other worker has to be woken.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -209,7 +211,7 @@ impl<T> OrderedQueue<T> {
     }
 
     fn put_locked(&self, state: &mut State<T>, slot: Slot, outcome: Outcome<T>) -> Option<T> {
-        let Some(at) = state.find(slot) else { unreachable!("a slot is there until its outcome is put down") };
+        let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
         let phase = self.put_down(state, at, outcome);
         state.advance();
         match phase {
@@ -218,7 +220,8 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Puts the outcome of a slot in its place, and returns what was there. Its turn may have come then.
+    /// Stores the outcome of a slot, and returns the previous state of the slot. The outcome may be ready for the
+    /// consumer then.
     fn put_down(&self, state: &mut State<T>, at: usize, outcome: Outcome<T>) -> Phase<T> {
         state.settle(at);
         state.finished |= matches!(outcome, Outcome::End(_));
@@ -232,9 +235,9 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Says that the worker of a slot has left the source, and puts down the outcome later.
+    /// Records that the worker of a slot has left the source and will put the outcome later.
     ///
-    /// Its slot stays taken, and no hold waits for it.
+    /// The slot stays reserved, and holds do not wait for it.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -243,7 +246,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Gives a slot back for which there is no outcome.
+    /// Releases a slot without an outcome.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -254,7 +257,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits up to `timeout` for the next outcome. To be called by the consumer.
+    /// Waits up to `timeout` for the next outcome. Called by the consumer.
     pub fn pop(&self, timeout: Duration) -> Pop<T> {
         let begun = Begun::now(timeout);
         loop {
@@ -267,7 +270,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// The next outcome if there is one. To be called by the consumer.
+    /// Returns the next outcome if it is available. Called by the consumer.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -293,9 +296,9 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) has something to say, and returns whether it has.
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) has a result, and returns whether it has.
     ///
-    /// Takes nothing out, as [`wait_claimable`](Self::wait_claimable).
+    /// It removes nothing, for the same reason as [`wait_claimable`](Self::wait_claimable).
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -310,9 +313,9 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Ends the stream from either side: the consumer gets no further result, no worker a further slot.
+    /// Ends the stream from either side: the consumer receives no more results, and workers no more slots.
     ///
-    /// Buffered outcomes stay, for [`for_each`](Self::for_each), until they are drained.
+    /// Buffered outcomes stay until they are drained, so that [`for_each`](Self::for_each) can return them.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -323,13 +326,14 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Takes out all outcomes, submitted items and copies of those that workers are at, which keep their slots.
+    /// Removes all outcomes, submitted items, and copies of items that workers are computing. The slots of these
+    /// workers stay reserved.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // The mark of the end is gone with the rest. Whoever closed the queue has kept results from the consumer, for whom
-        // that is no end.
+        // This also removes the end. If the queue is closed, the consumer has not received all results, so that is not
+        // an end.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -348,10 +352,10 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Looks at all that is buffered, in order, as long as `look` is Ok. To be called on a queue that is held or closed if
-    /// it shall also tell where the source stands.
+    /// Shows all buffered outcomes and items in order, until `look` returns an error. To see the exact position of the
+    /// source, the queue must be held or closed.
     ///
-    /// `look` is called under the lock: it must not call back, nor run code that might.
+    /// `look` is called under the lock, so it must neither call this queue nor run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
@@ -369,7 +373,7 @@ impl<T> OrderedQueue<T> {
         Ok(())
     }
 
-    /// Looks at all that is buffered, as [`try_for_each`](Self::try_for_each).
+    /// Shows all buffered outcomes and items, like [`try_for_each`](Self::try_for_each).
     pub fn for_each(&self, mut look: impl FnMut(Slot, View<'_, T>)) {
         let Ok(()) = self.try_for_each(|slot, view| -> Result<(), std::convert::Infallible> {
             look(slot, view);
@@ -377,8 +381,8 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Puts another content into a slot that no worker is at. Gives back what is to be dropped: the former one, or this one
-    /// if there is no such slot any more.
+    /// Replaces the content of a slot on which no worker works. Returns the object to drop: the previous content, or
+    /// `content` if the slot does not exist.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

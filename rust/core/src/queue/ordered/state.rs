@@ -1,4 +1,4 @@
-//! What the lock of the queue guards, and waits for it to change.
+//! The state guarded by the lock of the queue, and functions that wait for it to change.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
-/// Longest uninterrupted sleep of any wait.
+/// The longest uninterrupted sleep of a wait.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) enum Phase<T> {
-    /// A worker makes its item.
+    /// A worker computes the item.
     Making,
     Waiting(T),
-    /// A worker has the item; here lies a copy, or what the worker does not need of it.
+    /// A worker has claimed the item. The field contains a copy, or the part that the worker does not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -28,16 +28,16 @@ pub(super) struct Pending<T> {
     pub busy: bool,
 }
 
-/// Workers that sleep for the same thing.
+/// Workers that sleep for the same reason.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether one was woken that has not run since: one wake-up is enough.
+    /// Whether a worker was woken that has not run since. One wake-up is enough.
     pub waking: bool,
 }
 
 impl Idle {
-    /// Whether one of them is to be woken, if there is something to do.
+    /// Returns whether to wake a worker, if there is work.
     pub fn wake(&mut self, has_work: bool) -> bool {
         let wake = has_work && self.count > 0 && !self.waking;
         self.waking |= wake;
@@ -47,35 +47,37 @@ impl Idle {
 
 #[derive(Debug)]
 pub(super) struct State<T> {
-    /// Outcomes in the order in which the consumer gets them.
+    /// Outcomes in the order in which the consumer receives them.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots whose turn has not come, by their numbers.
+    /// Slots before their turn, ordered by number.
     pub pending: VecDeque<Pending<T>>,
-    /// Numbers of slots that wait for a worker.
+    /// The numbers of unclaimed slots.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
-    /// How many holds there are. No worker begins an item while there is one.
+    /// The number of holds. While there is one, no worker starts an item.
     pub holds: usize,
-    /// How many workers a hold waits for: one at the source at most, and those that may be changing a submitted item.
+    /// The number of workers that a hold waits for: at most one at the source, and those that may change a submitted
+    /// item.
     pub busy: usize,
-    /// Whether a worker is at the source.
+    /// Whether a worker uses the source.
     pub source_taken: bool,
     pub closed: bool,
-    /// Whether the end lies here, or was met; whether an error lies here before which no item is made.
+    /// Whether the end was put, and whether an error is buffered that must be received before further items are
+    /// computed.
     pub finished: bool,
     pub broken: bool,
-    /// Whether the consumer has seen the end.
+    /// Whether the consumer has received the end.
     pub ended: bool,
-    /// Workers that sleep until they may reserve, and those that sleep until there is something to claim.
+    /// Workers that sleep until they can reserve, and workers that sleep until they can claim.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// How many consumers sleep for want of an outcome (there is one, but for errors of its user's), and whether they were
-    /// woken and have not run since.
+    /// The number of consumers that wait for an outcome (more than one only if the user makes a mistake), and whether
+    /// they were woken and have not run since.
     pub hungry: usize,
     pub fed: bool,
-    /// Most slots that are taken at a time.
+    /// The maximum number of used slots.
     pub capacity: usize,
-    /// Whether a worker has found no room, and whether the consumer has waited after that.
+    /// Whether a worker has found no free slot, and whether the consumer has waited after that.
     pub was_full: bool,
     pub lacked: bool,
 }
@@ -116,7 +118,7 @@ impl<T> State<T> {
         self.holds == 0 && !self.source_taken && !self.broken && self.has_room()
     }
 
-    /// Takes the source, and a slot for its next item, if that is to be had.
+    /// Reserves the source and a slot for its next item, if both are available.
     pub fn try_reserve(&mut self) -> Option<Slot> {
         if self.is_over() || !self.may_reserve() {
             return None;
@@ -133,7 +135,7 @@ impl<T> State<T> {
         self.holds == 0 && !self.waiting.is_empty()
     }
 
-    /// Whether there will be nothing more to claim: all that was handed over was claimed, and no more comes.
+    /// Returns whether there will be nothing more to claim.
     pub fn is_claimed(&self) -> bool {
         self.closed || self.finished && self.waiting.is_empty()
     }
@@ -147,7 +149,6 @@ impl<T> State<T> {
     }
 
     pub fn find(&self, slot: Slot) -> Option<usize> {
-        // Most often there is no gap.
         let at = slot.checked_sub(self.pending.front()?.number)? as usize;
         match self.pending.get(at) {
             Some(one) if one.number == slot => Some(at),
@@ -155,7 +156,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Takes out the item of a slot that a worker has claimed, and where in `pending` that is. None if it was drained.
+    /// Removes the item of a claimed slot, and returns it with its index in `pending`. None if it was drained.
     pub fn take_running(&mut self, slot: Slot) -> Option<(usize, T)> {
         let at = self.find(slot)?;
         match std::mem::replace(&mut self.pending[at].phase, Phase::Making) {
@@ -167,7 +168,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Notes that the worker of a slot need not be waited for.
+    /// Records that holds need not wait for the worker of a slot.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
@@ -177,7 +178,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Moves outcomes whose turn has come to the consumer.
+    /// Moves outcomes to `ready` if their turn has come.
     pub fn advance(&mut self) {
         while self.pending.front().is_some_and(|one| matches!(one.phase, Phase::Done(_))) {
             if let Some(Pending { number, phase: Phase::Done(outcome), .. }) = self.pending.pop_front() {
@@ -187,9 +188,9 @@ impl<T> State<T> {
     }
 }
 
-/// When a wait began, and how long it may take.
+/// The start of a wait and its timeout.
 pub(super) struct Begun {
-    /// None for a wait that is none: it spares the clock.
+    /// None for a timeout of zero, which avoids reading the clock.
     at: Option<Instant>,
     timeout: Duration,
 }
@@ -199,14 +200,14 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// How long it may still take; None if the time is up. Counts from the beginning, as a deadline may lie beyond what an
-    /// `Instant` can say.
+    /// The remaining time, or None if it is over. It is computed from the start, because a deadline may exceed the
+    /// range of `Instant`.
     pub fn left(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
         (!left.is_zero()).then_some(left)
     }
 
-    /// How long to sleep next.
+    /// The duration of the next sleep.
     pub fn slice(&self) -> Option<Duration> {
         self.left().map(|left| left.min(LONGEST_SLICE))
     }
