@@ -13,8 +13,9 @@ from torchdata.datapipes.iter import IterableWrapper
 
 FOLDER = Path(torchdata.dataloader2.__file__).parent
 PARTS = ("_checkpointing", "_copying", "_epochs", "_pipeline", "_position", "_rank_states", "_seeds")
-#: The methods of services that 0.9 has named so, and hooks of pipes, which are documented in their base.
-CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work"}
+#: The methods of services that 0.9 has named so, hooks of pipes, which are documented in their base, and the method of
+#: named tuples that makes a changed copy.
+CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work", "_replace"}
 
 
 def foreign_private_names(path: Path) -> set[str]:
