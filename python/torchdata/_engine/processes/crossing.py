@@ -201,7 +201,8 @@ class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children load.
 
     The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
-    are views of the memory that all children share, and a page is copied when a child writes to it.
+    are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
+    a buffer which nobody may write to, such as the slices of an Arrow table, share it in the children, too.
 
     Args:
         pickled: the pickle.
@@ -216,11 +217,18 @@ class SharedPickle:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            places, parts = [], [memoryview(pickled), *buffers]
-            for part in parts:
-                file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                places.append((file.tell(), file.tell() + len(part)))
-                file.write(part)
+            places: list[tuple[int, int]] = []
+            written: dict[tuple[int, int], tuple[int, int]] = {}
+            for part in (memoryview(pickled), *buffers):
+                memory = _immutable_memory(part) if places else None
+                if memory is None or memory not in written:
+                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                    places.append((file.tell(), file.tell() + len(part)))
+                    file.write(part)
+                else:
+                    places.append(written[memory])
+                if memory is not None:
+                    written[memory] = places[-1]
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
@@ -263,6 +271,15 @@ class SharedPickle:
 
     def __reduce__(self) -> Any:
         return _adopt, (reduction.DupFd(self._owned.fileno()),)
+
+
+def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
+    """Returns the address and the length of a buffer that nobody may write to, else None."""
+    if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
+        return None
+    import numpy
+
+    return numpy.frombuffer(part, numpy.uint8).ctypes.data, part.nbytes
 
 
 def _adopt(duplicate: Any) -> SharedPickle:
