@@ -11,6 +11,7 @@ must not wait (`ChildName`): the child watches main, and searches no cycles.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import operator
@@ -165,6 +166,10 @@ _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__
 _ALIGNMENT = 64
 #: The length of the list of places, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
+#: A `SharedPickle` in memory can neither be written to nor change its size, once it is made.
+_SEALS = (
+    fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
+)
 #: Whether it was said that the system is not whole.
 _warned = False
 
@@ -210,8 +215,10 @@ class SharedPickle:
     """
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
-        if not is_portable() and hasattr(os, "memfd_create"):
-            self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph"))
+        is_sealed = not is_portable() and hasattr(os, "memfd_create")
+        if is_sealed:
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph", flags))
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
@@ -232,6 +239,8 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
+        if is_sealed:  # no process can change what others have mapped
+            fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
         """Unpickles the content.
