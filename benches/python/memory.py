@@ -1,4 +1,4 @@
-"""Compares the memory of loaders: bytes of the main process and all its children, beside PyTorch's DataLoader.
+"""Compares the memory of loaders: the main process and all its children, against PyTorch's DataLoader.
 
 Each measurement is a process of its own. It makes a dataset and a loader, reads one epoch, and adds up the PSS (each
 shared page once) of its whole family, while the workers are still alive. The same is done over an empty dataset, so
