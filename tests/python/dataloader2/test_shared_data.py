@@ -335,3 +335,77 @@ def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
     pickled, buffers = pickled_program([rows, rows, torch.stack(rows)[:, 0]])
     assert sum(map(len, buffers)) == 400_000 + 800
     assert len(pickled) < 100_000
+
+
+class Mapped(Views):
+    """Memory-mapped arrays: as they were opened, a part of one, and an array that can be written to."""
+
+    def __init__(self, path: Path) -> None:
+        whole = np.load(path, mmap_mode="r")
+        self.arrays = [whole, whole[3:], whole[:, ::2], np.load(path, mmap_mode="c"), np.load(path, mmap_mode="r+")]
+        self.arrays[3][0] = 7
+
+    def item(self, index: int) -> Any:
+        mapped = [index for index, array in enumerate(self.arrays) if array.filename is not None]
+        for array in self.arrays[3:]:
+            array[1] += 1
+        return mapped, [float(array.sum()) for array in self.arrays], [array.shape for array in self.arrays]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_spawned_workers_map_the_files_of_read_only_arrays_and_change_no_file(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "rows.npy"
+    np.save(path, np.arange(4000.0).reshape(4, 1000))
+    content, dataset = path.read_bytes(), Mapped(path)
+    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
+        mapped, sums, shapes = next(iter(loader))
+    expected = [float(array.sum()) for array in dataset.arrays]
+    assert mapped == [0, 1]
+    assert sums == [*expected[:3], expected[3] + 1000, expected[4] + 1000]
+    assert shapes == [array.shape for array in dataset.arrays]
+    assert path.read_bytes() == content
+
+
+def test_a_mapped_file_that_was_replaced_is_sent_with_the_contents_that_the_main_process_sees(tmp_path: Path) -> None:
+    from torchdata._engine.items.codec import loads
+    from torchdata._engine.workers.group import pickled_program
+
+    path = tmp_path / "rows.npy"
+    np.save(path, np.zeros(10_000))
+    array = np.load(path, mmap_mode="r")
+    np.save(tmp_path / "new.npy", np.ones(10_000))
+    (tmp_path / "new.npy").replace(path)
+    assert loads(*pickled_program(array)).sum() == 0
+    path.unlink()
+    assert loads(*pickled_program(array)).sum() == 0
+
+
+def test_slices_of_an_arrow_table_reach_spawned_workers_in_one_buffer() -> None:
+    from torchdata._engine.items.codec import loads
+    from torchdata._engine.processes.crossing import SharedPickle
+    from torchdata._engine.workers.group import pickled_program
+
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"x": np.arange(100_000)})
+    constant, written = np.arange(100_000), np.arange(100_000)
+    constant.flags.writeable = False
+    program = [table.slice(n * 5000, 5000) for n in range(20)], [constant, constant[:]], [written, written[:]]
+    shared = SharedPickle(*pickled_program(program))
+    assert os.fstat(shared.fileno()).st_size < 4.1 * table.nbytes
+    slices, constants, arrays = shared.load(loads)
+    arrays[0][0] = 5
+    assert arrays[1][0] == 0
+    assert not constants[1].flags.writeable
+    assert pyarrow.concat_tables(slices).equals(table)
+
+
+def test_no_process_can_change_the_memory_that_spawned_workers_load_from() -> None:
+    from torchdata._engine.processes.crossing import SharedPickle
+    from torchdata._native import is_portable
+
+    if is_portable():
+        pytest.skip("a temporary file cannot be sealed")
+    shared = SharedPickle(b"pickle")
+    for change in (lambda: os.pwrite(shared.fileno(), b"x", 0), lambda: os.ftruncate(shared.fileno(), 0)):
+        with pytest.raises(PermissionError):
+            change()

@@ -11,7 +11,7 @@ import pickle
 import sys
 from typing import Any
 
-from torchdata._engine.items.reducers import Tables, has_own_reducer
+from torchdata._engine.items.reducers import Tables, has_own_reducer, program_table
 from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk
@@ -84,7 +84,7 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
 
     callback = stays if least else buffers.append
     pickling = base(file, protocol=5, buffer_callback=None if least is None else callback)
-    table = _tables.take(pickling)
+    table = _tables.take(pickling) if not least else program_table(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
     pickled, parts = file.getvalue(), [buffer.raw() for buffer in buffers]

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata import _native
+from torchdata._engine.items.mapped_files import reduce_memmap
 from torchdata._engine.items.tensors import Departing
 
-__all__ = ["Tables", "has_own_reducer"]
+__all__ = ["Tables", "has_own_reducer", "program_table"]
 
 #: The function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
@@ -112,6 +113,15 @@ class Tables:
         """The pickler of the table has done its work."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
+
+
+def program_table(pickling: Any) -> Reducers:
+    """Returns the table for a pickler of a program, in which read-only memory-mapped arrays stay mapped."""
+    table = Reducers(getattr(pickling, "dispatch_table", copyreg.dispatch_table), _users_reducers())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and numpy.memmap not in table.base:
+        table.setdefault(numpy.memmap, reduce_memmap)
+    return table
 
 
 def _reduce_array(array: Any) -> Any:

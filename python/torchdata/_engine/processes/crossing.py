@@ -11,6 +11,7 @@ must not wait (`ChildName`): the child watches main, and searches no cycles.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import operator
@@ -165,6 +166,10 @@ _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__
 _ALIGNMENT = 64
 #: The length of the list of places, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
+#: A `SharedPickle` in memory can neither be written to nor change its size, once it is made.
+_SEALS = (
+    fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
+)
 #: Whether it was said that the system is not whole.
 _warned = False
 
@@ -201,7 +206,8 @@ class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children load.
 
     The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
-    are views of the memory that all children share, and a page is copied when a child writes to it.
+    are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
+    a buffer which nobody may write to, such as the slices of an Arrow table, share it in the children, too.
 
     Args:
         pickled: the pickle.
@@ -209,21 +215,32 @@ class SharedPickle:
     """
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
-        if not is_portable() and hasattr(os, "memfd_create"):
-            self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph"))
+        is_sealed = not is_portable() and hasattr(os, "memfd_create")
+        if is_sealed:
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph", flags))
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            places, parts = [], [memoryview(pickled), *buffers]
-            for part in parts:
-                file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                places.append((file.tell(), file.tell() + len(part)))
-                file.write(part)
+            places: list[tuple[int, int]] = []
+            written: dict[tuple[int, int], tuple[int, int]] = {}
+            for part in (memoryview(pickled), *buffers):
+                memory = _immutable_memory(part) if places else None
+                if memory is None or memory not in written:
+                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                    places.append((file.tell(), file.tell() + len(part)))
+                    file.write(part)
+                else:
+                    places.append(written[memory])
+                if memory is not None:
+                    written[memory] = places[-1]
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
+        if is_sealed:  # no process can change what others have mapped
+            fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
         """Unpickles the content.
@@ -263,6 +280,15 @@ class SharedPickle:
 
     def __reduce__(self) -> Any:
         return _adopt, (reduction.DupFd(self._owned.fileno()),)
+
+
+def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
+    """Returns the address and the length of a buffer that nobody may write to, else None."""
+    if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
+        return None
+    import numpy
+
+    return numpy.frombuffer(part, numpy.uint8).ctypes.data, part.nbytes
 
 
 def _adopt(duplicate: Any) -> SharedPickle:

@@ -1,0 +1,378 @@
+"""Compares the memory of loaders: the main process and all its children, against PyTorch's DataLoader.
+
+Each measurement is a process of its own. It makes a dataset and a loader, reads one epoch, and adds up the PSS (each
+shared page once) of its whole family, while the workers are still alive. The same is done over an empty dataset, so
+that the cost of the data is seen by itself. The peak is sampled every 50 ms from outside.
+Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from comparison import memory
+
+HERE = Path(__file__).resolve().parent
+INTERVAL_S = 0.05
+ALARM_S = 180
+#: Items that a dataset has.
+ITEMS = 100
+#: The environment variable that names the file of the memory-mapped array.
+MAPPED = "TORCHDATA_BENCH_MAPPED"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One measurement."""
+
+    row: str
+    loader: str
+    method: str
+    workers: int
+    size: float
+
+
+# -- datasets ----------------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """A dataset over something that is read by index."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+class Columns(Rows):
+    """A dataset over a table of Arrow or a frame of pandas: an item is the sum of a part of its rows."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> Any:
+        count = len(self.data) // ITEMS
+        if hasattr(self.data, "iloc"):
+            return float(self.data.iloc[index * count : (index + 1) * count].sum().sum())
+        return self.data.slice(index * count, count).column(0).to_numpy().sum()
+
+
+class Few(Rows):
+    """A dataset of which only a few items are read."""
+
+    def __len__(self) -> int:
+        return min(ITEMS, len(self.data))
+
+
+def tensor(size: float) -> Any:
+    import torch
+
+    return Rows(torch.ones(ITEMS, int(790_000 * size)))
+
+
+def arrays(size: float) -> Any:
+    import numpy
+
+    return Rows([numpy.ones(int(790_000 * size), "f4") for _ in range(ITEMS)])
+
+
+def byte_strings(size: float) -> Any:
+    return Rows([bytes([i]) * int(3_160_000 * size) for i in range(ITEMS)])
+
+
+def arrow(size: float) -> Any:
+    import numpy
+    import pyarrow
+
+    return Columns(pyarrow.table({"x": numpy.ones(int(39_500_000 * size))}))
+
+
+def frame(size: float) -> Any:
+    import numpy
+    import pandas
+
+    return Columns(pandas.DataFrame({name: numpy.ones(int(9_870_000 * size)) for name in "abcd"}))
+
+
+def mapped(size: float) -> Any:
+    import numpy
+
+    return Rows(numpy.load(os.environ[MAPPED], mmap_mode="r"))
+
+
+def views(size: float) -> Any:
+    import torch
+
+    return Rows(list(torch.arange(2_500_000 * size, dtype=torch.float32).view(200, -1)))
+
+
+def pairs(size: float) -> Any:
+    import torch
+
+    x = torch.ones(50, int(400_000 * size))
+    return Rows([(x[i], i) for i in range(50)])
+
+
+def slices(size: float) -> Any:
+    import numpy
+    import pyarrow
+
+    table = pyarrow.table({"x": numpy.ones(int(4_000_000 * size))})
+    count = len(table) // 20
+    return Columns20([table.slice(i * count, count) for i in range(20)])
+
+
+class Columns20(Rows):
+    """A dataset of Arrow tables: an item is the sum of one."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index].column(0).to_numpy().sum()
+
+
+def windows(size: float) -> Any:
+    import numpy
+
+    seen = numpy.lib.stride_tricks.sliding_window_view(numpy.ones(int(100_000 * size)), 100)
+    return Few(seen)
+
+
+DATASETS: dict[str, Callable[[float], Any]] = {
+    "1 tensor": tensor,
+    "2 arrays": arrays,
+    "2 bytes": byte_strings,
+    "2 Arrow": arrow,
+    "2 pandas": frame,
+    "4 memmap": mapped,
+    "4b views": views,
+    "4b pairs": pairs,
+    "4b slices": slices,
+    "4b windows": windows,
+}
+#: By row, the start methods and the loaders that are compared with torch's; "" is no worker.
+SHARED = ("forkserver", "spawn", "fork")
+METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def torch_loader(kind: Any, dataset: Any, method: str, workers: int) -> Any:
+    if not method:
+        return kind(dataset, batch_size=None, collate_fn=same)
+    return kind(dataset, batch_size=None, collate_fn=same, num_workers=workers, multiprocessing_context=method,
+                persistent_workers=True)  # fmt: skip
+
+
+def two(dataset: Any, method: str, workers: int) -> Any:
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+    if not method:
+        return DataLoader2.from_dataset(dataset)
+    service = MultiProcessingReadingService(workers, multiprocessing_context=method)
+    return DataLoader2.from_dataset(dataset, reading_service=service)
+
+
+def loader_over(order: Order, dataset: Any) -> Any:
+    """The loader of an order."""
+    if order.loader == "torch":
+        from torch.utils.data import DataLoader
+
+        return torch_loader(DataLoader, dataset, order.method, order.workers)
+    if order.loader == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return torch_loader(StatefulDataLoader, dataset, order.method, order.workers)
+    return two(dataset, order.method, order.workers)
+
+
+def made(number: int, size: float) -> Any:
+    import numpy
+
+    return numpy.full(int(125_000 * size), number, "f8")
+
+
+class Made:
+    """Makes arrays of 1 MB."""
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def __call__(self, number: int) -> Any:
+        return made(number, self.size)
+
+
+def held_by_pipes(order: Order) -> Any:
+    """A loader with one worker, in which a pipe holds 400 arrays of 1 MB."""
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+
+    pipe = IterableWrapper(range(400)).map(Made(order.size))
+    if order.row.startswith("5"):
+        pipe = pipe.in_memory_cache(size=1000)
+    elif order.row.startswith("6"):
+        pipe = IterableWrapper(range(1000)).map(Made(order.size)).shuffle(buffer_size=400)
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=1))
+
+
+HELD = ("5 cache", "6 shuffle", "none held")
+
+
+# -- one measurement ---------------------------------------------------------------------------------------------------
+
+
+def resident() -> dict[str, int]:
+    """Bytes of anonymous memory in the main process."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    anonymous = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+    return {"anonymous": anonymous * 1024}
+
+
+def measure(order: Order) -> dict[str, float]:
+    """Reads epochs, and returns what the family holds at the end of the last one."""
+    if order.row in HELD:
+        loader: Any = held_by_pipes(order)
+    else:
+        row = order.row.removesuffix(" empty")
+        dataset = DATASETS[row](order.size if row == order.row else 0.001)
+        loader = loader_over(order, dataset)
+        del dataset
+    gc.collect()
+    iterator: Iterator[Any] = iter(())
+    seconds = 0.0
+    for epoch in range(2):
+        began = time.perf_counter()
+        iterator = iter(loader)
+        for item in iterator:
+            del item
+        seconds = time.perf_counter() - began
+        if epoch == 0 and order.row not in HELD:
+            break
+    time.sleep(0.3)
+    total, _ = memory.proportional(memory.family(os.getpid()))
+    main, _ = memory.proportional([os.getpid()])
+    return {"total": total, "main": main, "seconds": seconds, **resident()}
+
+
+def child(order: Order) -> None:
+    """Prints the figures of one measurement."""
+    print(json.dumps(measure(order)), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)  # as a loader ends is not measured
+
+
+def peak_of(process: subprocess.Popen[str]) -> float:
+    """Samples the PSS of a process and its children until it ends."""
+    peak, until = 0, time.monotonic() + ALARM_S
+    while process.poll() is None and time.monotonic() < until:
+        peak = max(peak, memory.proportional(memory.family(process.pid))[0])
+        time.sleep(INTERVAL_S)
+    return peak
+
+
+def run(order: Order, python: str) -> dict[str, float] | None:
+    """One measurement in a process of its own; None if it fails."""
+    environ = dict(os.environ)
+    if python != sys.executable:
+        environ.pop("PYTHONPATH", None)
+    process = subprocess.Popen(
+        [python, "-W", "ignore", __file__, "--child", json.dumps(asdict(order))],
+        cwd=HERE, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        peak = peak_of(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    output, errors = process.communicate()
+    if not output:
+        print(f"! {order}: {(errors.strip().splitlines() or ['it printed nothing'])[-1]}", flush=True)
+        return None
+    figures: dict[str, float] = json.loads(output)
+    return {**figures, "peak": peak}
+
+
+def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[str, float] | None) -> Any:
+    """Measures, and prints a line with the ratio to the rival."""
+    figures = run(order, python)
+    if figures is None:
+        return None
+    mega = {name: value / 1e6 for name, value in figures.items()}
+    text = f"  {order.method or 'none':11}{order.loader:10}{mega['total']:7.0f} MB, peak {mega['peak']:6.0f}"
+    text += f", main {mega['main']:5.0f} (anonymous {mega['anonymous']:5.0f})"
+    if empty is not None:
+        text += f", for the data {mega['total'] - empty['total'] / 1e6:6.0f}"
+    if rival is not None:
+        text += f", {figures['total'] / rival['total']:.2f} and at peak {figures['peak'] / rival['peak']:.2f} of torch"
+    print(f"{text}; {figures['seconds']:.2f} s", flush=True)
+    return figures
+
+
+def write_mapped(folder: str, size: float) -> None:
+    """The file of the row about memory-mapped arrays."""
+    import numpy
+
+    os.environ[MAPPED] = os.path.join(folder, "mapped.npy")
+    numpy.save(os.environ[MAPPED], numpy.ones((ITEMS, int(500_000 * size)), "f4"))
+
+
+def main() -> None:
+    """Measures, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="append", default=[], help="rows that begin with this; may be repeated")
+    parser.add_argument("--method", action="append", help="start methods; 'none' is no worker")
+    parser.add_argument("--loader", action="append", help="torch, stateful or two")
+    parser.add_argument("--size", type=float, default=0.5, help="1 is 316 MB in rows 1 and 2")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--empty", action="store_true", help="measure loaders over empty datasets, too")
+    parser.add_argument("--upstream-python", help="a Python with torchdata 0.9, for rows 5 and 6")
+    asked = parser.parse_args()
+    if asked.child:
+        return child(Order(**json.loads(asked.child)))
+    chosen = [row for row in (*DATASETS, *HELD) if not asked.only or any(map(row.startswith, asked.only))]
+    print(f"{asked.workers} workers, size {asked.size}, {os.cpu_count()} cores, Python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_mapped(folder, asked.size)
+        for row in chosen:
+            print(row, flush=True)
+            if row in HELD:
+                line(Order(row, "two", "fork", 1, asked.size), sys.executable, None, None)
+                if asked.upstream_python:
+                    line(Order(row, "0.9", "fork", 1, asked.size), asked.upstream_python, None, None)
+                continue
+            for method in METHODS[row]:
+                if asked.method and (method or "none") not in asked.method:
+                    continue
+                rival = None
+                for loader in asked.loader or ("torch", "stateful", "two"):
+                    order = Order(row, loader, method, asked.workers, asked.size)
+                    without = Order(f"{row} empty", loader, method, asked.workers, asked.size)
+                    empty = run(without, sys.executable) if asked.empty else None
+                    figures = line(order, sys.executable, empty, rival)
+                    rival = figures if loader == "torch" else rival
+
+
+if __name__ == "__main__":
+    multiprocessing.freeze_support()
+    main()

@@ -1,0 +1,45 @@
+"""Read-only memory-mapped arrays of a program, which workers map themselves instead of receiving the contents.
+
+Role: main, when it pickles a program for workers that inherit nothing; and each worker, when it loads the program.
+
+An array that can be written to is pickled with its contents: the main process may write to it after the start, and a
+worker is not to see this, nor to change the file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+__all__ = ["reduce_memmap"]
+
+
+def reduce_memmap(array: Any) -> Any:
+    """Returns how an array of class `numpy.memmap` is pickled: as a part of its file if that is certain to be equal."""
+    if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
+        offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
+        if offset is not None:
+            return _mapped, (os.path.abspath(array.filename), array.dtype, offset, array.shape)
+    return array.__reduce_ex__(5)
+
+
+def _offset_in(path: Any, address: int, length: int) -> int | None:
+    """Returns the offset of memory in a file; None if another file is mapped there, or none that has this name now."""
+    try:
+        number = os.stat(path).st_ino
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                span, _, offset, _, inode, *_ = line.split(maxsplit=5)
+                start, end = (int(bound, 16) for bound in span.split("-"))
+                if start <= address < end:
+                    fits = int(inode) == number and address + length <= end
+                    return address - start + int(offset, 16) if fits else None
+    except OSError:
+        pass
+    return None
+
+
+def _mapped(path: str, dtype: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    import numpy
+
+    return numpy.memmap(path, dtype, "r", offset, shape)
