@@ -166,7 +166,7 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: By row, the start methods and the loaders that are compared with torch's; "" is no worker.
+#: The start methods of each row; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
 

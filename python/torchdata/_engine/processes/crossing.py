@@ -207,7 +207,7 @@ class SharedPickle:
 
     The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
     are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
-    a buffer which nobody may write to, such as the slices of an Arrow table, share it in the children, too.
+    a read-only buffer, such as the slices of an Arrow table, share it in the children, too.
 
     Args:
         pickled: the pickle.
@@ -283,7 +283,7 @@ class SharedPickle:
 
 
 def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
-    """Returns the address and the length of a buffer that nobody may write to, else None."""
+    """Returns the address and the length of a read-only buffer, else None."""
     if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
         return None
     import numpy
