@@ -1,8 +1,8 @@
 """Shards in the main process: how an epoch ends that workers began, where the loader has no workers.
 
-Role: takes the place of the worker processes for a `WorkerOutput`. Runs in the thread that reads the loader, and owns a
-copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and global generators;
-between two items it has its own.
+Role: takes the place of the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a
+time, and owns a copy of the pipes for each shard. While a shard runs, the process has its worker info and its global
+generators; between two items it has its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalShards:
         self._given: list[Account] = [(0, 0)] * num_shards
         self._iterators: list[Iterator[Any] | None] = []
         self._turn = self._delivered = 0
-        #: Whether an item is being made.
+        #: Whether an item is being made, which the thread that makes it sees if a signal handler asks for the places.
         self._is_busy = self._is_stopped = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
@@ -115,21 +115,27 @@ class LocalShards:
 
     def __iter__(self) -> Iterator[Any]:
         """The items of all shards, one of each in turn."""
-        while not self._is_stopped and any(iterator is not None for iterator in self._iterators):
-            shard, self._turn = self._turn, (self._turn + 1) % self.num_shards
-            iterator = self._iterators[shard]
-            if iterator is None:
-                continue
-            self._is_busy = True
-            with self._as_shard(self._programs[shard]):
-                items = [*islice(iterator, 1)]
-            self._is_busy = False
-            if not items:
-                self._iterators[shard] = None
-                continue
-            (count, checksum), self._delivered = self._given[shard], self._delivered + 1
-            self._given[shard] = count + 1, checksum
+        while items := self._next():
             yield items.pop()
+
+    def _next(self) -> list[Any]:
+        """The next item in a list, which is empty at the end. Another thread sees the shards before or after it."""
+        with one_at_a_time():
+            while not self._is_stopped and any(iterator is not None for iterator in self._iterators):
+                shard, self._turn = self._turn, (self._turn + 1) % self.num_shards
+                iterator = self._iterators[shard]
+                if iterator is None:
+                    continue
+                self._is_busy = True
+                with self._as_shard(self._programs[shard]):
+                    items = [*islice(iterator, 1)]
+                self._is_busy = False
+                if items:
+                    (count, checksum), self._delivered = self._given[shard], self._delivered + 1
+                    self._given[shard] = count + 1, checksum
+                    return items
+                self._iterators[shard] = None
+            return []
 
     def delivered(self) -> int:
         """Items that came since the epoch began here."""
@@ -137,16 +143,17 @@ class LocalShards:
 
     def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
         """Where all shards are, with a snapshot of each; None where that is not known: for some items ago, for one."""
-        if self._is_busy or delivered not in (None, self._delivered):
-            return None
-        found: list[tuple[Account, Any]] = []
-        for program, given in zip(self._programs, self._given, strict=True):
-            with self._as_shard(program):
-                made = program.snapshot()
-            found.append((given, None if made is None else (given, *made)))
-        live = [shard for shard, iterator in enumerate(self._iterators) if iterator is not None]
-        turn = next((shard for shard in live if shard >= self._turn), live[0] if live else 0)
-        return found, turn, None
+        with one_at_a_time():
+            if self._is_busy or delivered not in (None, self._delivered):
+                return None
+            found: list[tuple[Account, Any]] = []
+            for program, given in zip(self._programs, self._given, strict=True):
+                with self._as_shard(program):
+                    made = program.snapshot()
+                found.append((given, None if made is None else (given, *made)))
+            live = [shard for shard, iterator in enumerate(self._iterators) if iterator is not None]
+            turn = next((shard for shard in live if shard >= self._turn), live[0] if live else 0)
+            return found, turn, None
 
     def follow(self, delivery: object) -> None:
         """Every item is given at once."""
