@@ -1,10 +1,10 @@
-"""The global generators of random numbers, and torch's worker info, of shards that run in one process in turn.
+"""Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
-of torch, and each shard draws from its own. So the generators are exchanged whenever another shard runs: 2.5 KB each.
-The public functions of the three libraries convert that to tuples and tensors, which takes up to 300 microseconds; the
-memory itself is copied in 2. Where it lies is tried out on other generators of the same classes. If that fails, as in a
-version that lays them out differently, the public functions are used.
+Role: owned by each shard, in the process and thread that run it. A process has one generator each of `random`, NumPy
+and PyTorch, but each shard needs its own sequence. The generators, 2.5 KB each, are therefore exchanged whenever
+another shard runs. The public functions of the three libraries convert them to tuples and tensors, which takes up to
+300 microseconds, whereas copying the memory takes 2. The memory layout is tested with other generators of the same
+classes. If a test fails because a version has another layout, the public functions are used.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ __all__ = ["ShardGlobals"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
-#: Bytes of 624 words, and of a number that says which of them is the next one.
+#: Bytes of 624 words, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: Bytes of torch's generator before its words (seed, words left, flags), and with the normal numbers behind them.
+#: Bytes before the words of PyTorch's generator (seed, words left, flags), and of the whole with normal numbers after
+#: them.
 _BEFORE, _TORCH = 20, 2544
-#: Within how many bytes of torch's object its words begin.
+#: The words must begin within this many bytes of PyTorch's object.
 _HEAD = 256
-#: Bytes of the normal number that NumPy keeps, and whether there is one.
+#: Bytes of the normal number that NumPy stores, including the flag for whether it is present.
 _GAUSS = 16
 
-#: Saves a generator, in the place of an earlier result if there is one; and loads what was saved.
+#: Saves a generator, reusing an earlier result if there is one. The second function loads a saved generator.
 _Save = Callable[[Any], Any]
 _Load = Callable[[Any], None]
 
 
 class ShardGlobals:
-    """What a shard has of its process while another shard runs there: the generators, and torch's worker info."""
+    """The generators and worker info of a shard while another shard runs in the process."""
 
     def __init__(self) -> None:
-        #: Whether another shard runs.
+        #: Whether another shard is running.
         self.is_away = False
         self._found: list[tuple[_Save, _Load]] = []
         self._kept: list[Any] = []
@@ -52,7 +53,7 @@ class ShardGlobals:
         self._info: Any = None
 
     def leave(self) -> None:
-        """Takes what the process has."""
+        """Saves the process's current generators and worker info."""
         self.is_away, found = True, _generators()
         if found is not self._found:
             self._found, self._kept = found, [None] * len(found)
@@ -63,7 +64,7 @@ class ShardGlobals:
         self._info = getattr(module, "_worker_info", None)
 
     def enter(self) -> bool:
-        """Gives it back to the process; returns whether torch's worker info was there."""
+        """Restores them in the process; returns whether PyTorch's worker info was included."""
         self.is_away = False
         if self._awaited != awaited_seeds():
             seed_now_or_when_imported(self._awaited)
@@ -74,7 +75,7 @@ class ShardGlobals:
         return self._info is not None
 
     def generators(self) -> dict[str, Any]:
-        """The result of `save_generators` for this shard, also while another one runs."""
+        """Returns the result of `save_generators` for this shard, even while another shard runs."""
         if not self.is_away:
             return save_generators()
         others = ShardGlobals()
@@ -88,13 +89,13 @@ class ShardGlobals:
 
 
 def _generators() -> list[tuple[_Save, _Load]]:
-    """How the generators of the libraries that are loaded are saved and loaded."""
+    """Returns functions that save and load the generators of the loaded libraries."""
     global _known
     modules, (seen, found) = sys.modules, _known
     numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
     state = getattr(numpy_random, "_rand", None)
     bits = getattr(state, "_bit_generator", None)
-    # A program may put another bit generator in place. A module that is imported now lacks its generator.
+    # A program may replace the bit generator. A module whose import is in progress has no generator yet.
     now = (bits, getattr(torch, "default_generator", None))
     if now[0] is seen[0] and now[1] is seen[1] and found:
         return found
@@ -108,11 +109,11 @@ def _generators() -> list[tuple[_Save, _Load]]:
     return found
 
 
-#: The generators of NumPy and torch that were met last, and the functions for them.
+#: The most recent generators of NumPy and PyTorch, and their functions.
 _known: tuple[tuple[Any, Any], list[tuple[_Save, _Load]]] = (None, None), []
 
 
-# -- where they lie ------------------------------------------------------------------------------------------
+# -- memory layout ------------------------------------------------------------------------------------------
 
 
 def _of_python() -> tuple[_Save, _Load] | None:
@@ -129,7 +130,7 @@ def _of_numpy(state: Any, bits: Any) -> tuple[_Save, _Load]:
 
     def new(seed: int) -> Any:
         made = numpy_random.RandomState(seed)
-        made.standard_normal(seed)  # an odd number keeps another one
+        made.standard_normal(seed)  # after an odd count, the generator stores another normal number
         return made
 
     if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, lambda one: repr(one.get_state(legacy=False))):
@@ -152,12 +153,12 @@ def _of_torch(generator: Any) -> tuple[_Save, _Load]:
 
 
 def _is_copied(of: Callable[[Any], tuple[_Save, _Load]], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Whether the memory of one generator makes another one its equal.
+    """Returns whether copying the memory of one generator to another makes them equal.
 
     Args:
-        of: how one is saved and loaded.
-        new: makes one of a seed.
-        seen: its state by a public function.
+        of: returns the functions that save and load a generator.
+        new: creates a generator from a seed.
+        seen: returns a generator's state through a public function.
     """
     try:
         for first, second in ((1, 2), (2, 1)):
@@ -216,7 +217,7 @@ def _numpy(state: Any) -> tuple[_Save, _Load]:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Where in an object of NumPy's class its normal number lies, with a flag before it."""
+    """Returns the offset of the normal number in an object of NumPy's class. A flag precedes the number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)
@@ -240,10 +241,10 @@ def _torch(generator: Any) -> tuple[_Save, _Load]:
 
 @functools.cache
 def _words_offset() -> int:
-    """Where in torch's object its words lie."""
+    """Returns the offset of the words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=made)  # makes the words that `get_state` tells
+    torch.rand(1, generator=made)  # computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
     return ctypes.string_at(made._cdata, _HEAD + len(needle)).index(needle)

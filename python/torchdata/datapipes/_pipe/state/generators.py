@@ -1,8 +1,7 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: functions of users draw from `random`, NumPy and torch without the knowledge of a pipe. A saved state of a graph
-has
-these with it. Runs in the process that owns the generators.
+Role: user functions may draw from `random`, NumPy and torch without their pipe's knowledge. A saved state of a graph
+therefore includes these generators. Runs in the process that owns the generators.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ __all__ = ["load_generators", "save_generators"]
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. It has
-    about 10 KiB.
+    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. The
+    result takes about 10 KiB.
 
     Example:
         >>> import random
@@ -76,7 +75,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(state: dict[str, Any]) -> Any:
-    if state["bit_generator"] != "MT19937":  # the user put another one in its place
+    if state["bit_generator"] != "MT19937":  # the user has replaced the default bit generator
         return to_plain(state, "NumPy's global generator")
     inner = state["state"]
     return (
