@@ -1,8 +1,8 @@
-"""Where a sampler without a state draws in the course of an epoch, so that a new iterator of it can draw the same.
+"""Records the draws that a sampler without a state makes during an epoch, so that a new iterator can repeat them.
 
-Role: main; one object for each iterator of the loader. A sampler that is resumed is iterated anew with the generators
-as they were before its first index. That repeats its order if only the sampler draws. If the program or the dataset
-draws from the same generator in between, the generator's position before the sampler's next draw is noted here.
+Role: runs in the main process, one object per iterator of the loader. A resumed sampler is iterated again with the
+generators from before its first index. That repeats its order if only the sampler uses the generators. If the program
+or the dataset uses the same generator in between, its state before each draw of the sampler is recorded here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Draws", "Replay"]
 
-#: Draws that are noted: the last ones, since a sampler keeps what it drew last (a permutation, a block, a pool).
+#: How many draws are kept. The last ones suffice because a sampler keeps its latest draw (a permutation, block or
+#: pool).
 _MOST = 1024
 
 
@@ -38,34 +39,34 @@ class Draws:
 
         Args:
             first: the generators before the first index.
-            noted: draws that a state has of the epoch.
+            noted: draws of the epoch from a loaded state.
         """
         self._first = first
-        #: The marks of the generators where the sampler has left them.
+        #: The marks of the generators after the sampler's last use.
         self._left: Moment = {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: How many indices were read before a draw, and the generators then, as plain values.
+        #: For each draw: how many indices had been read before, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: By generator: how many indices were read before the last draw from it.
+        #: By generator: how many indices had been read before its last use.
         self.last: dict[Any, int] = {}
 
     def stand(self) -> None:
-        """Notes that the generators are where the sampler has left them."""
+        """Records the current generators as the sampler's last use."""
         self._left = self._drawing.marks()
 
     def before(self) -> None:
-        """To be called before an index is read."""
+        """Must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int) -> None:
-        """To be called once an index was read.
+        """Must be called after an index was read.
 
         Args:
-            number: the indices that were read before it, as `Replay` counts them.
-            drawn: the same, as the order counts them.
+            number: how many indices had been read before, as `Replay` counts.
+            drawn: how many indices had been read before, as the order counts.
         """
         left = self._drawing.marks()
         moved = [key for key, mark in left.items() if mark != self._before[key]]
@@ -77,28 +78,28 @@ class Draws:
 
 
 class Replay(Iterator[Any]):
-    """A new iterator of a sampler, brought to where an earlier one stood.
+    """A new iterator of a sampler, moved to the position of an earlier iterator.
 
     Args:
-        iterator: the new one.
+        iterator: the new iterator.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the earlier one had given, and the user had not got.
+        #: Indices that the earlier iterator had returned but the user had not received.
         self.early: deque[Any] = deque()
 
     def run(self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing) -> None:
-        """Reads what the earlier iterator had read.
+        """Reads up to the position of the earlier iterator.
 
         Args:
-            given: the indices that the user has got.
-            ahead: those that were read beyond.
-            draws: how many indices were read before a draw, and the generators then.
+            given: how many indices the user has received.
+            ahead: how many indices were read beyond that.
+            draws: for each draw, how many indices had been read before, and the generators at that time.
             drawing: the loader's generators.
 
         Raises:
-            ValueError: the sampler gives fewer than `given`.
+            ValueError: the sampler has fewer indices than `given`.
         """
         read = 0
         for number, moment in [*draws, (given + ahead, {})]:
