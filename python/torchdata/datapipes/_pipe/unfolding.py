@@ -101,7 +101,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Reduces this object to its state after an abandoned iteration, which closes files and suspended generators."""
+        """Reduces this object to its state after an abandoned iteration. Closes files and generators."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

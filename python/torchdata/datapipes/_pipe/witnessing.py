@@ -114,7 +114,7 @@ class Witness:
         self._watches: dict[int, Watch] = {}
 
     def watch(self, datapipe: Any, start: int) -> Watch | None:
-        """Returns the watch of a filter that begins to read at a position; None if it has already read in this epoch."""
+        """Returns the watch of a filter that begins to read at a position; None if it already read in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = Watch(number, source, start, datapipe.source_splits_itself)

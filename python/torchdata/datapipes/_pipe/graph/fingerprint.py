@@ -86,7 +86,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether a parameter may change between two epochs: a setting (with a dot in its name) or the batch size."""
+    """Returns whether a parameter may change between epochs: a setting (with a dot in its name) or the batch size."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 

@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-Run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
-iteration. The pipes own only their position among the shards.
+They run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
+iteration. The pipes own only the number of their shard.
 """
 
 from __future__ import annotations
