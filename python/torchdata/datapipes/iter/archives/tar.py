@@ -103,7 +103,7 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read. It stops the reading if they become too long."""
+    """The stream of an archive while the headers of one member are read. Stops reading if they become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

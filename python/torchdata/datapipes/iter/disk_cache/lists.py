@@ -40,7 +40,7 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str, since: int | None = None) -> list[str] | None:
-    """Returns the paths in the list at `path`; None if there is no list that was written since a time in nanoseconds."""
+    """Returns the paths in the list at `path`; None if there is no list written since a time in nanoseconds."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())

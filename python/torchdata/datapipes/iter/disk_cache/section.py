@@ -119,7 +119,7 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Determines who creates the files of a pending record. Returns the path that another process creates, if any."""
+        """Determines who creates a pending record's files. Returns the path that another process creates, if any."""
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)

@@ -135,7 +135,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the number of bytes that an item needs, including its content. An object that appears twice counts twice."""
+    """Returns the bytes that an item needs, including its contents. An object that appears twice counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()

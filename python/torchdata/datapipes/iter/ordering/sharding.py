@@ -69,18 +69,18 @@ class ShardingFilter(IterDataPipe[T_co]):
         [1, 3]
     """
 
-    #: What the adapter `ShardingPolicy` sets.
+    #: The attributes that the adapter `ShardingPolicy` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {
         "ShardingPolicy.block": "_block",
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is taken to divide itself among workers, so that this filter need not. The loader then raises
+    #: Whether the source is assumed to split itself among workers, so that this filter must not. The loader then raises
     #: an error if two workers read the same items.
     source_splits_itself: bool = False
 
-    _taken: int = state(0)  # items of the source that were taken when the current iterator was made
-    _yielded_before: int = state(0, saved=False)  # items that were passed on by then
+    _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
+    _yielded_before: int = state(0, saved=False)  # items that had been passed on at that time
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -155,7 +155,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
 
     def _shard(self) -> Division:
-        """The share that an iteration begun now yields."""
+        """Returns the share that an iteration yields if it begins now."""
         if not self._sharding_enabled:
             return Division(1, 0)
         return Division(self.num_of_instances, self.instance_id, self._block)
@@ -189,7 +189,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any]) -> Iterator[Any]:
-        """This process's share of the items of an iterator."""
+        """Returns this process's share of the items of an iterator."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         witness = witnessing.current
@@ -208,7 +208,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the source's items up to the last one that was passed on."""
+        """Returns how many items of the source were read, up to the last one that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)
