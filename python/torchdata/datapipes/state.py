@@ -1,35 +1,35 @@
-"""State of a pipe graph: the position of every pipe, and how to set a new graph to the same position.
+"""The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: composes what the pipes say of themselves into the state of a graph. Runs in the process and thread that iterates
-the graph, between two items.
+Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
+between two items.
 
-A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe, sources
-before those that read them:
+A graph state is an immutable dict of plain data. `graph` describes the pipes and their arguments (see `fingerprint`),
+`checksums` covers both other parts, and `pipes` has an entry for each pipe, sources first:
 
 - `type`: the name of the class.
-- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it continues with;
-  `"begin"` where its next pass begins anew.
-- `yielded`, `finished`: how many items a pass that is resumed has yielded, and whether there are no more.
-- `skipped`: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
-- `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
-  among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
-  deeper than a list of numbers under `"__nested__"`.
-- `seed`: what is to be given to the `set_seed` of a user's pipe.
-- `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
-  (`set_graph_random_seed`); else they are drawn from the global generators.
-- `later`: the seed that it is to be given after what is dropped.
-- `left`: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not;
-  `given`: the seed that it had before, once another one may have been set.
-- `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
-  says nothing of a state: it and all that it reads from begin as they began, and continue to where they were: with
+- `how`: `"restore"` if the pipe is within a pass (or at its end) that its reader continues; `"begin"` if its next pass
+  starts from the beginning.
+- `yielded`, `finished`: how many items a resumed pass has yielded, and whether there are no more.
+- `skipped`: how many items `on_error` has skipped at the pipe in that pass, by kind of exception.
+- `state`: the pipe's own state. If the next pass starts from the beginning, it contains only what is kept between
+  passes, including the seed that was set for the next pass. Values that require pickle are stored as bytes under
+  `"__pickled__"`, and plain data that is nested deeper than a list of numbers under `"__nested__"`.
+- `seed`: the seed for the `set_seed` of a user's pipe.
+- `follows`: whether the seeds of further passes are derived from the last seed, as in graphs that were seeded as a
+  whole (`set_graph_random_seed`). Otherwise, they are drawn from the global generators.
+- `later`: the seed to set after the dropped items.
+- `left`: for a pipe whose pass may not be resumed, the entry with which its next pass then begins; `given`: its
+  previous seed, if another one may have been set.
+- `drop`: how many items to drop after the pass has begun. Such a pipe is *replayed*, as are all pipes whose class does
+  not declare a state: the pipe and its sources start as they originally did, and run up to the saved position; with
   `finished`, to their end.
-- `seconds`: how long, at most, the dropped items took.
-- `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
-- `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
+- `seconds`: an upper limit for the time that the dropped items took.
+- `generators`: the global generators at the beginning of the replay. Afterwards, they are restored.
+- `ahead`: for a pipe that reads in a thread, how far the thread reads with the generators of the replay; see `Ahead`.
 
-Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
-global generators since the end of the graph began, or if two branches meet below, the end itself is replayed.
+A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
+were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is
+replayed.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ __all__ = [
     "state",
 ]
 
-#: Version of the layout that `save_state` writes.
+#: The version of the layout that `save_state` writes.
 STATE_VERSION = 3
 
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Stops the threads that read ahead from the pipes until the context ends."""
+    """Pauses the threads that read ahead from the pipes until the context ends."""
     with ExitStack() as stack:
-        # Readers before their sources: a source that stands still would keep its reader's thread from parking.
+        # Readers precede their sources, because a paused source would keep its reader's thread from pausing.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -160,12 +160,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 def _skipped(record: Record) -> dict[str, Any]:
-    """The numbers of items that a pass has skipped, in an entry."""
+    """Returns the number of items that a pass has skipped, as part of an entry."""
     return {"skipped": record.skipped} if record.skipped else {}
 
 
 class _Saving:
-    """Saves the state of a graph once.
+    """Saves the state of a graph. Used once.
 
     Args:
         graph: the graph.
@@ -175,17 +175,17 @@ class _Saving:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
-    # -- which passes belong together ------------------------------------------------------------------------------
+    # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Ids of the pipes whose passes continue.
+        """Returns the ids of the pipes whose passes continue.
 
         Args:
-            alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
-                begun anew.
+            alone: whether to include pipes whose reader has not begun yet, such as another child of a fork. The reader
+                may still begin, or the fork may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
-        for reader in reversed(self.pipes):  # readers before their sources
+        for reader in reversed(self.pipes):  # readers precede their sources
             hooks = hooks_of(reader)
             if alone and hooks._goes_on_alone() and self._has_begun(reader):
                 used.add(id(reader))
@@ -209,7 +209,7 @@ class _Saving:
         return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
 
     def _is_read_by(self, reader: Any, source: Any) -> bool:
-        """Whether the running pass of the source is of the running pass of its reader."""
+        """Returns whether the running pass of the source belongs to the running pass of its reader."""
         if not self._has_begun(source):
             return False
         reads = hooks_of(reader)._reads_in_pass(source)
@@ -222,10 +222,10 @@ class _Saving:
             return beginning is None or beginning.torchs.get(id(source)) != source._valid_iterator_id
         return record_of(source).stamp > record_of(reader).stamp
 
-    # -- what is replayed ------------------------------------------------------------------------------------------
+    # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """The pipes to replay, none of which is below another one."""
+        """Returns the pipes to replay. None of them is a source of another one."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -242,11 +242,11 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Whether nothing less than the end of the graph can be replayed.
+        """Returns whether the end of the graph must be replayed.
 
-        That is so if two branches meet below, of which one continues (the children of a fork): they can only be
-        replayed in step. It is also true if functions have drawn random numbers, because their position in the graph is
-        not known.
+        This is the case if two branches meet below a pipe and one of them continues (the children of a fork), because
+        they can only be replayed in step. It is also the case if functions have drawn random numbers, because their
+        position in the graph is unknown.
         """
         if is_torchs(self.end):
             return False
@@ -266,7 +266,7 @@ class _Saving:
     # -- entries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[dict[str, Any]]:
-        """The entries of all pipes."""
+        """Returns the entries of all pipes."""
         found: dict[int, dict[str, Any]] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)
@@ -282,14 +282,14 @@ class _Saving:
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, dict[str, Any]]:
-        """The entries of a replayed pipe and of all that it reads from."""
+        """Returns the entries of a replayed pipe and of all its sources."""
         self._check_grown(pipe, beginning)
         entries = {}
         began = record_of(pipe).stamp
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
-                entry, raw = entry_at_beginning(each)  # which has not begun in this pass
+                entry, raw = entry_at_beginning(each)  # this source has not begun in the current pass
             if raw is not None:
                 entry = {**entry, "state": to_plain(raw, name_of(each))}
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
@@ -332,12 +332,12 @@ class _Saving:
         record = record_of(pipe)
         if record.loaded is not None:
             return with_pending(pipe, record, record.loaded)
-        if not isinstance(pipe, IterDataPipe):  # read by index: it has no place, but may have a state
+        if not isinstance(pipe, IterDataPipe):  # a map-style pipe has no position, but may have a state
             if not is_restorable(pipe):
                 return {"type": name_of(pipe), "how": "begin"}
             entry = {"type": name_of(pipe), "how": "restore", "yielded": 0, "state": self._state_of(pipe)}
             return entry | seeds_of(record)
-        # A pipe of a user's without a `reset` may still show the place of the pass before.
+        # A user's pipe without `reset` may still expose the position of its previous pass.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry, raw = entry_at_beginning(pipe)
@@ -345,7 +345,8 @@ class _Saving:
                 entry["state"] = to_plain(raw, name_of(pipe))
             if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
                 entry |= {"how": "restore", "yielded": token_of(pipe).yielded, "finished": True}
-            return entry if replayed else entry | _skipped(record)  # also of one whose reader has all of it
+            # also for a pipe whose reader has received all its items
+            return entry if replayed else entry | _skipped(record)
         entry = {
             "type": name_of(pipe),
             "how": "restore",
@@ -429,11 +430,11 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        state: what `save_state` returned.
-        strict: whether it is an error if pipes have other arguments than in the saved graph, or if a stream yields
+        state: a result of `save_state`.
+        strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
             other items than before; True by default.
-        allow_pickle: whether values that need pickle are unpickled; True by default. With False, such a state is an
-            error.
+        allow_pickle: whether values that require pickle are unpickled; True by default. With False, such a state raises
+            an error.
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.
@@ -477,7 +478,7 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
 
 
 def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
-    """Sets some pipes of a graph to the positions in their entries. No pipe reads ahead meanwhile."""
+    """Moves some pipes of a graph to the positions in their entries. Threads that read ahead are paused."""
     for pipe, entry in entries:
         if is_torchs(pipe):
             replay_torchs(pipe, entry)
@@ -489,17 +490,17 @@ def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def entry_anew(datapipe: Any) -> dict[str, Any]:
-    """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
+    """Returns an entry that makes a pipe's next pass start from the beginning, with the seed that was set for it."""
     entry, lasting = entry_at_beginning(datapipe)
     return entry if lasting is None else {**entry, "state": to_plain(lasting, name_of(datapipe))}
 
 
 def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An entry with which a pipe that holds nothing continues with the items of its sources.
+    """Returns an entry with which a pipe that keeps no items continues with the items of its sources.
 
     Args:
         datapipe: the pipe.
-        state: its state; None for the state after a reset.
+        state: the state of the pipe; None for the state after a reset.
     """
     if state is None and can_reset(type(datapipe)):
         datapipe.reset()
