@@ -47,6 +47,22 @@ class Stateful(Protocol):
     If a dataset, an iterator, a sampler or a collate function has them, it is saved and restored by them instead of
     being read anew. An object whose `state_dict` needs arguments is not `Stateful`. The value of `state_dict` must not
     change when the iteration goes on: return copies of values that do.
+
+    Example:
+        >>> from torchdata.nodes import Stateful
+        >>> class Countdown:
+        ...     def __init__(self):
+        ...         self.left = 3
+        ...     def __iter__(self):
+        ...         while self.left:
+        ...             self.left -= 1
+        ...             yield self.left
+        ...     def state_dict(self):
+        ...         return {"left": self.left}
+        ...     def load_state_dict(self, state_dict):
+        ...         self.left = state_dict["left"]
+        >>> isinstance(Countdown(), Stateful), isinstance([2, 1, 0], Stateful)
+        (True, False)
     """
 
     def state_dict(self) -> dict[str, Any]:

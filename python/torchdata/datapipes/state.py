@@ -3,8 +3,8 @@
 Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
 between two items.
 
-A graph state is an immutable dict of plain data. `graph` describes the pipes and their arguments (see `fingerprint`),
-`checksums` covers both other parts, and `pipes` has an entry for each pipe, sources first:
+A graph state is a dict of plain data that does not change any more. `graph` describes the pipes and their arguments
+(see `fingerprint`), `checksums` covers both other parts, and `pipes` has an entry for each pipe, sources first:
 
 - `type`: the name of the class.
 - `how`: `"restore"` if the pipe is within a pass (or at its end) that its reader continues; `"begin"` if its next pass
@@ -95,7 +95,19 @@ STATE_VERSION = 3
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Pauses the threads that read ahead from the pipes until the context ends."""
+    """Pauses the threads that read ahead from the pipes until the context ends.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import standing_still
+        >>> source = IterableWrapper(range(3))
+        >>> pipe = source.prefetch(2)
+        >>> iterator = iter(pipe)
+        >>> with standing_still([source, pipe]):
+        ...     first = next(iterator)
+        >>> first, list(iterator)
+        (0, [1, 2])
+    """
     with ExitStack() as stack:
         # Readers precede their sources, because a paused source would keep its reader's thread from pausing.
         for pipe in reversed(pipes):
@@ -151,6 +163,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
     `save_state` stores this under `"graph"`, and `load_state` compares it. A state without it is loaded without a
     comparison.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import fingerprint
+        >>> [entry["class"] for entry in fingerprint(IterableWrapper(range(3)).batch(2))]
+        ['torchdata.datapipes.iter.IterableWrapper', 'torchdata.datapipes.iter.Batcher']
     """
     graph = graph_of(datapipe)
     record = record_of(graph.end)
@@ -438,6 +456,16 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import load_state, save_state
+        >>> pipe, other = IterableWrapper("abc"), IterableWrapper("abc")
+        >>> next(iter(pipe))
+        'a'
+        >>> load_state(other, save_state(pipe))
+        >>> list(other)
+        ['b', 'c']
     """
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
@@ -472,7 +500,16 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph compare items that they read again after a resume with the original items."""
+    """Sets whether the sources of a graph compare items that they read again after a resume with the original items.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import set_strictness
+        >>> pipe = IterableWrapper(iter("abc"))
+        >>> set_strictness(pipe, False)
+        >>> list(pipe)
+        ['a', 'b', 'c']
+    """
     for pipe in graph_of(datapipe).pipes:
         hooks_of(pipe)._compare(is_strict)
 

@@ -40,6 +40,16 @@ class RandomSampler(torch.utils.data.RandomSampler):
     Raises:
         TypeError: `replacement` is not a bool.
         ValueError: `num_samples` is not positive.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import RandomSampler
+        >>> sampler = RandomSampler(range(5))
+        >>> indices = iter(sampler)
+        >>> first = next(indices)
+        >>> resumed = iter(sampler)
+        >>> resumed.load_state_dict(indices.state_dict())
+        >>> list(resumed) == list(indices)
+        True
     """
 
     def __init__(
@@ -167,6 +177,17 @@ class BatchSampler(torch.utils.data.BatchSampler):
 
     Raises:
         ValueError: `batch_size` is not a positive int, or `drop_last` is not a bool.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import BatchSampler
+        >>> sampler = BatchSampler(range(5), batch_size=2, drop_last=False)
+        >>> batches = iter(sampler)
+        >>> next(batches)
+        [0, 1]
+        >>> resumed = iter(sampler)
+        >>> resumed.load_state_dict(batches.state_dict())
+        >>> list(resumed)
+        [[2, 3], [4]]
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
@@ -299,6 +320,17 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
     Raises:
         ValueError: `rank` is out of range.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+        >>> sampler = StatefulDistributedSampler(range(6), num_replicas=2, rank=0, shuffle=False)
+        >>> next(iter(sampler))
+        0
+        >>> state = sampler.state_dict()
+        >>> sampler = StatefulDistributedSampler(range(6), num_replicas=2, rank=0, shuffle=False)
+        >>> sampler.load_state_dict(state)
+        >>> list(sampler)
+        [2, 4]
     """
 
     # The state field, named as in torchdata 0.11, where programs read it.

@@ -51,6 +51,15 @@ def load_generators(state: dict[str, Any]) -> None:
 
     Libraries that are not imported yet are imported; a warning names those that are missing. Seeds for libraries that
     were not imported at that time are used now, or when the library is imported.
+
+    Example:
+        >>> import random
+        >>> from torchdata.datapipes.state import load_generators, save_generators
+        >>> saved = save_generators()
+        >>> first = [random.random(), random.random()]
+        >>> load_generators(saved)
+        >>> [random.random(), random.random()] == first
+        True
     """
     if "awaited" in state:
         seed_now_or_when_imported(state["awaited"])
