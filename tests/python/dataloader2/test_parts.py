@@ -1,4 +1,4 @@
-"""A loader is composed: each of its parts owns what is its own, and none reaches into private names of another."""
+"""A loader is composed of parts, each of which owns its data, and none uses private names of another."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchdata.datapipes.iter import IterableWrapper
 
 FOLDER = Path(torchdata.dataloader2.__file__).parent
 PARTS = ("_checkpointing", "_copying", "_epochs", "_pipeline", "_position", "_rank_states", "_seeds")
-#: The methods of services that 0.9 has named so, and hooks of pipes, which are documented in their base.
+#: Methods of services with names from 0.9, and hooks of pipes, which their base class documents.
 CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work"}
 
 
 def foreign_private_names(path: Path) -> set[str]:
-    """The private names that a module takes of objects other than `self`."""
+    """Returns the private names that a module uses on objects other than `self`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = {
         node.attr

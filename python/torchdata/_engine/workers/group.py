@@ -201,7 +201,7 @@ class Group(OwnsChildren):
         """Makes the reader of what workers send.
 
         Args:
-            outputs: the links over which they send: those of all shards, or of workers one behind the other.
+            outputs: the links over which the workers send: one for each shard, or one for each worker.
             first: the number of the first of these workers.
             in_order: whether items are taken from them in strict turn.
             timeout: seconds to wait for an item; None for ever.

@@ -90,7 +90,7 @@ class Judge:
             raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
-        """Describes how epochs from the first one on differ. If unordered, the items before a break depend on timing."""
+        """Describes how epochs from the first one on differ. If unordered, items before a break depend on timing."""
         if not program.in_order and len(found) == len(expected):
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]
